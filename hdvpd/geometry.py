@@ -1,0 +1,106 @@
+"""Pinhole cameras: unproject, project and rays.
+
+Camera axes are OpenCV's (x right, y down, z forward); the centre of pixel (row i, column j) is
+(x, y) = (j + 0.5, i + 0.5); depth is planar z; everything is in metres.
+"""
+
+import jax.numpy as jnp
+
+from hdvpd.array_typing import Array, Float
+from hdvpd.types import Camera, Rays
+
+
+def pixel_centers(height: int, width: int) -> Float[Array, "h w 2"]:
+    """Return (x, y) of every pixel's centre [px]."""
+    x, y = jnp.meshgrid(jnp.arange(width) + 0.5, jnp.arange(height) + 0.5)
+    return jnp.stack([x, y], axis=-1)
+
+
+def _camera_directions(
+    pixels: Float[Array, "*batch r 2"], intrinsics: Float[Array, "*batch 3 3"]
+) -> Float[Array, "*batch r 3"]:
+    """Return the camera-frame direction of unit depth through each pixel."""
+    focal = jnp.stack([intrinsics[..., 0, 0], intrinsics[..., 1, 1]], axis=-1)
+    xy = (pixels - intrinsics[..., None, :2, 2]) / focal[..., None, :]
+    return jnp.concatenate([xy, jnp.ones_like(xy[..., :1])], axis=-1)
+
+
+def _rotate(
+    camera_to_world: Float[Array, "*batch 4 4"], vectors: Float[Array, "*batch r 3"]
+) -> Float[Array, "*batch r 3"]:
+    return jnp.einsum("...ij,...rj->...ri", camera_to_world[..., :3, :3], vectors)
+
+
+def unproject_pixels(
+    pixels: Float[Array, "*batch r 2"], depth_m: Float[Array, "*batch r"], camera: Camera
+) -> Float[Array, "*batch r 3"]:
+    """Lift pixels with planar depth to world points (spec section 2).
+
+    Args:
+      pixels: (x, y) in pixels, centres at +0.5.
+      depth_m: distance along the optical axis [m]; 0 gives the camera's centre.
+      camera: one camera per leading index.
+
+    Returns:
+      World points [m].
+    """
+    points = _camera_directions(pixels, camera.intrinsics) * depth_m[..., None]
+    return _rotate(camera.camera_to_world, points) + camera.camera_to_world[..., None, :3, 3]
+
+
+def unproject(depth_m: Float[Array, "*batch h w"], camera: Camera) -> Float[Array, "*batch h w 3"]:
+    """Lift planar depth images to world points [m], one per pixel.
+
+    Invalid pixels (depth 0) land on the camera's centre; carry `depth_m > 0` as the mask.
+    """
+    *batch, height, width = depth_m.shape
+    pixels = jnp.broadcast_to(
+        pixel_centers(height, width).reshape(height * width, 2), (*batch, height * width, 2)
+    )
+    points = unproject_pixels(pixels, jnp.asarray(depth_m).reshape(*batch, -1), camera)
+    return points.reshape(*batch, height, width, 3)
+
+
+def project(
+    points: Float[Array, "*batch r 3"], camera: Camera
+) -> tuple[Float[Array, "*batch r 2"], Float[Array, "*batch r"]]:
+    """Project world points into images.
+
+    Args:
+      points: world points [m].
+      camera: one camera per leading index.
+
+    Returns:
+      (x, y) in pixels and planar depth [m]. Where depth is not positive the pixel is meaningless:
+      mask with `depth > 0`.
+    """
+    rotation = camera.camera_to_world[..., :3, :3]
+    local = jnp.einsum(
+        "...ji,...rj->...ri", rotation, points - camera.camera_to_world[..., None, :3, 3]
+    )
+    depth = local[..., 2]
+    safe = jnp.where(depth > 0, depth, 1.0)
+    intrinsics = camera.intrinsics
+    focal = jnp.stack([intrinsics[..., 0, 0], intrinsics[..., 1, 1]], axis=-1)
+    return local[..., :2] / safe[..., None] * focal[..., None, :] + intrinsics[
+        ..., None, :2, 2
+    ], depth
+
+
+def rays_through(pixels: Float[Array, "*batch r 2"], camera: Camera) -> Rays:
+    """Return the rays through pixels, unit directions in the world frame (spec section 2)."""
+    directions = _camera_directions(pixels, camera.intrinsics)
+    length = jnp.linalg.norm(directions, axis=-1)
+    unit = _rotate(camera.camera_to_world, directions / length[..., None])
+    origins = jnp.broadcast_to(camera.camera_to_world[..., None, :3, 3], unit.shape)
+    return Rays(origins=origins, directions=unit, z_scale=1.0 / length)
+
+
+def pixel_rays(camera: Camera, height: int, width: int) -> Rays:
+    """Return the rays through all pixel centres of one camera, axes (h w)."""
+    rays = rays_through(pixel_centers(height, width).reshape(height * width, 2), camera)
+    return Rays(
+        origins=rays.origins.reshape(height, width, 3),
+        directions=rays.directions.reshape(height, width, 3),
+        z_scale=rays.z_scale.reshape(height, width),
+    )

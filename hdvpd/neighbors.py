@@ -1,0 +1,222 @@
+"""Exact k-nearest-neighbour search, usable under jit, vmap and scan.
+
+One function, four backends with the same answer (ties aside): a compiled k-d tree on the host, a
+blockwise XLA search whose memory is bounded (for accelerators), open3d and keops where installed.
+Indices and distances carry no gradient: callers that need one recompute distances from positions.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hdvpd.array_typing import Array, Bool, Float, Int, pytree
+from hdvpd.errors import UserError
+from hdvpd.host import host_call
+
+Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
+
+# Distances held at once by the blockwise search (64 MiB of float32).
+_BLOCK_ENTRIES = 1 << 24
+
+
+@pytree
+class Neighbors:
+    """Neighbour lists, nearest first.
+
+    Attributes:
+      indices: rows of `points`; 0 where fewer than k points were found.
+      distances: Euclidean [m]; inf where fewer than k points were found.
+    """
+
+    indices: Int[Array, "*batch q k"]
+    distances: Float[Array, "*batch q k"]
+
+    @property
+    def found(self) -> Bool[Array, "*batch q k"]:
+        """True where a neighbour exists."""
+        return jnp.isfinite(self.distances)
+
+
+def knn(
+    queries: Float[Array, "q 3"],
+    points: Float[Array, "n 3"],
+    k: int,
+    *,
+    mask: Bool[Array, "n"] | None = None,
+    max_distance: float = float("inf"),
+    exclude_self: bool = False,
+    backend: Backend = "auto",
+) -> Neighbors:
+    """Find the k nearest points of every query.
+
+    Args:
+      queries: [m]; non-finite ones find nothing.
+      points: [m]; non-finite ones are never found.
+      k: neighbours per query.
+      mask: points that may be found; all by default.
+      max_distance: points farther than this are not found [m].
+      exclude_self: queries and points are the same array and no point is its own neighbour, also
+        among coincident points.
+      backend: which search; auto is kdtree on CPU and xla elsewhere.
+
+    Returns:
+      Neighbour lists of static length k, without gradient.
+
+    Raises:
+      UserError: the backend's package is not installed.
+    """
+    queries = jax.lax.stop_gradient(jnp.asarray(queries))
+    points = jax.lax.stop_gradient(jnp.asarray(points))
+    mask = jnp.ones(points.shape[:1], bool) if mask is None else jnp.asarray(mask)
+    mask = mask & jnp.isfinite(points).all(-1)
+    if backend == "auto":
+        backend = "kdtree" if jax.default_backend() == "cpu" else "xla"
+    search = _xla_search if backend == "xla" else _host_search(backend)
+    found = search(queries, points, mask, k + exclude_self, max_distance)
+    return _drop_self(found) if exclude_self else found
+
+
+def _drop_self(found: Neighbors) -> Neighbors:
+    """Remove each query's own row from its list, or the farthest entry where it is not listed.
+
+    A point may be missing from its own k + 1 list when more than k others coincide with it.
+    """
+    is_self = found.indices == jnp.arange(found.indices.shape[0], dtype=jnp.int32)[:, None]
+    is_self &= found.found
+    after_self = jnp.cumsum(is_self[:, :-1], axis=1) > 0
+    indices = jnp.where(after_self, found.indices[:, 1:], found.indices[:, :-1])
+    distances = jnp.where(after_self, found.distances[:, 1:], found.distances[:, :-1])
+    return Neighbors(indices=indices, distances=distances)
+
+
+def _xla_search(
+    queries: Float[Array, "q 3"],
+    points: Float[Array, "n 3"],
+    mask: Bool[Array, "n"],
+    k: int,
+    max_distance: float,
+) -> Neighbors:
+    """Search in blocks of queries; holds at most _BLOCK_ENTRIES distances, never q x n."""
+    num_queries, num_points = queries.shape[0], points.shape[0]
+    block = min(num_queries, max(1, _BLOCK_ENTRIES // max(num_points, 1)))
+    num_kept = min(k, num_points)
+
+    def nearest(query: Float[Array, "3"]) -> tuple[jax.Array, jax.Array]:
+        # Differences, not |q|^2 - 2 q.p + |p|^2, which loses millimetres to cancellation.
+        squared = sum((query[axis] - points[:, axis]) ** 2 for axis in range(3))
+        squared = jnp.where(mask, squared, jnp.inf)
+        negative, indices = jax.lax.top_k(-squared, num_kept)
+        return jnp.sqrt(-negative), indices
+
+    distances, indices = jax.lax.map(nearest, queries, batch_size=block)
+    missing = ~(distances <= max_distance)
+    pad = ((0, 0), (0, k - num_kept))
+    return Neighbors(
+        indices=jnp.pad(jnp.where(missing, 0, indices).astype(jnp.int32), pad),
+        distances=jnp.pad(jnp.where(missing, jnp.inf, distances), pad, constant_values=jnp.inf),
+    )
+
+
+# A compiled search: (queries, points, k, max_distance) -> (distances, indices), missing ones inf.
+HostSearch = Callable[[np.ndarray, np.ndarray, int, float], tuple[np.ndarray, np.ndarray]]
+
+
+def _host_search(backend: str) -> Callable[..., Neighbors]:
+    search = {"kdtree": _kdtree, "open3d": _open3d, "keops": _keops}[backend]
+
+    def on_device(
+        queries: Float[Array, "q 3"],
+        points: Float[Array, "n 3"],
+        mask: Bool[Array, "n"],
+        k: int,
+        max_distance: float,
+    ) -> Neighbors:
+        def on_host(
+            queries: np.ndarray, points: np.ndarray, mask: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            return _search_real(search, queries, points, mask, k, max_distance)
+
+        shape = (queries.shape[0], k)
+        results = (jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.float32))
+        indices, distances = host_call(on_host, results, queries, points, mask)
+        return Neighbors(indices=indices, distances=distances)
+
+    return on_device
+
+
+def _search_real(
+    search: HostSearch,
+    queries: np.ndarray,
+    points: np.ndarray,
+    mask: np.ndarray,
+    k: int,
+    max_distance: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search among the real points only, and answer in rows of the padded array."""
+    indices = np.zeros((len(queries), k), np.int32)
+    distances = np.full((len(queries), k), np.inf, np.float32)
+    real = np.flatnonzero(mask)
+    asked = np.isfinite(queries).all(-1)
+    num_kept = min(k, len(real))
+    if num_kept == 0 or not asked.any():
+        return indices, distances
+    everyone = bool(asked.all())
+    candidates = points if len(real) == len(points) else points[real]
+    found_distances, found = search(
+        queries if everyone else queries[asked], candidates, num_kept, max_distance
+    )
+    found_distances = np.asarray(found_distances, np.float32).reshape(-1, num_kept)
+    found = np.asarray(found, np.int64).reshape(-1, num_kept)
+    missing = ~(found_distances <= max_distance) | ~np.isfinite(found_distances)
+    rows = slice(None) if everyone else asked
+    distances[rows, :num_kept] = np.where(missing, np.inf, found_distances)
+    indices[rows, :num_kept] = np.where(missing, 0, real[np.where(missing, 0, found)])
+    return indices, distances
+
+
+def _kdtree(
+    queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    from pykdtree.kdtree import KDTree
+
+    bound = None if np.isinf(max_distance) else max_distance * (1 + 1e-6)
+    tree = KDTree(np.ascontiguousarray(points, np.float32), leafsize=16)
+    return tree.query(np.ascontiguousarray(queries, np.float32), k, distance_upper_bound=bound)
+
+
+def _open3d(
+    queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    del max_distance  # filtered by the caller
+    try:
+        import open3d.core as o3c
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"model.knn = 'open3d' needs Open3D, which does not import ({error}): "
+            "pip install 'hdvpd[open3d]' and the system library libusb-1.0-0."
+        ) from error
+    search = o3c.nns.NearestNeighborSearch(o3c.Tensor(np.ascontiguousarray(points)))
+    search.knn_index()
+    indices, squared = search.knn_search(o3c.Tensor(np.ascontiguousarray(queries)), k)
+    return np.sqrt(squared.numpy()), indices.numpy()
+
+
+def _keops(
+    queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    del max_distance  # filtered by the caller
+    try:
+        from pykeops.numpy import LazyTensor
+    except ImportError as error:
+        raise UserError(
+            f"model.knn = 'keops' needs KeOps, which does not import ({error}): "
+            "pip install 'hdvpd[keops]' and a C++ compiler."
+        ) from error
+    lazy_queries = LazyTensor(np.ascontiguousarray(queries)[:, None, :])
+    lazy_points = LazyTensor(np.ascontiguousarray(points)[None, :, :])
+    indices = ((lazy_queries - lazy_points) ** 2).sum(-1).argKmin(K=k, dim=1)
+    indices = np.asarray(indices).astype(np.int64).reshape(-1, k)
+    return np.linalg.norm(queries[:, None] - points[indices], axis=-1), indices
