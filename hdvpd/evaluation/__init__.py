@@ -1,0 +1,1 @@
+"""Rollouts on held-out episodes, their scores, curves, videos and the report."""
