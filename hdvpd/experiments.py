@@ -1,0 +1,356 @@
+"""Find, read, override and write experiments.
+
+An experiment is a TOML file that states only how it differs from the defaults of
+`hdvpd.config`. Values are read in this order: defaults, file, flags of the command line. Files
+and flags go through the same checks, and a mistake in either is one `UserError` that names the
+file or flag, the key, the value and the nearest valid key.
+"""
+
+import dataclasses
+import difflib
+import importlib.resources
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from hdvpd.config import Config
+from hdvpd.errors import UserError
+
+
+def _flat_types() -> dict[str, Any]:
+    sections = {field.name: field.type for field in dataclasses.fields(Config)}
+    return {
+        f"{section}.{field.name}": field.type
+        for section, schema in sections.items()
+        for field in dataclasses.fields(schema)  # type: ignore[arg-type]
+    }
+
+
+KEY_TYPES: Mapping[str, Any] = _flat_types()
+"""Every key of the configuration, dotted, with its type."""
+
+
+def experiment_names() -> dict[str, Path]:
+    """List the experiments that come with hdvpd.
+
+    Returns:
+      The path of each experiment's file by its name. The wheel holds them inside the package; a
+      clone has them in `configs/` beside it.
+    """
+    package = Path(str(importlib.resources.files("hdvpd")))
+    for folder in (package / "configs", package.parent / "configs"):
+        files = sorted(folder.glob("*.toml"))
+        if files:
+            return {path.stem: path for path in files}
+    return {}
+
+
+def find_experiment(name_or_path: str) -> Path:
+    """Find the file of an experiment.
+
+    Args:
+      name_or_path: name of an experiment that comes with hdvpd, or path of a TOML file.
+
+    Returns:
+      The file's path; a path is returned as given.
+
+    Raises:
+      UserError: there is no such file or experiment.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        if not path.is_file():
+            raise UserError(f"{name_or_path}: there is no such experiment file; check the path.")
+        return path
+    names = experiment_names()
+    if name_or_path not in names:
+        near = _nearest(name_or_path, names)
+        hint = f"; did you mean {near!r}?" if near else "."
+        raise UserError(
+            f"no experiment is called {name_or_path!r}: give one of {', '.join(names)} or the path "
+            f"of a .toml file{hint}"
+        )
+    return names[name_or_path]
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read an experiment and apply the flags of the command line.
+
+    Args:
+      name_or_path: name of an experiment that comes with hdvpd, or path of a TOML file.
+      overrides: flags with their values, such as `["--model.num-particles", "512"]`.
+
+    Returns:
+      The checked configuration.
+
+    Raises:
+      UserError: a key, a type, a value or a combination is not possible.
+    """
+    path = find_experiment(name_or_path)
+    return _build(_read_values(path), _parse_overrides(overrides), source=str(path))
+
+
+def read_toml(path: Path | str) -> Config:
+    """Read a TOML file; keys that it lacks keep their defaults.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The checked configuration.
+
+    Raises:
+      UserError: the file cannot be read, or a key, a type or a value is not possible.
+    """
+    return _build(_read_values(Path(path)), {}, source=str(path))
+
+
+def apply_overrides(
+    config: Config, overrides: Sequence[str], *, source: str = "configuration"
+) -> Config:
+    """Change a configuration by flags of the command line.
+
+    Args:
+      config: the configuration to start from.
+      overrides: flags with their values, such as `["--eval.num-steps", "24"]`.
+      source: where `config` came from, for messages.
+
+    Returns:
+      The changed configuration; `config` itself is never changed.
+
+    Raises:
+      UserError: a key, a type, a value or a combination is not possible.
+    """
+    return _build(flatten(config), _parse_overrides(overrides), source=source)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Return every value of a configuration by its dotted key."""
+    return {key: _get(config, key) for key in KEY_TYPES}
+
+
+def to_toml(config: Config) -> str:
+    """Write every value of a configuration as TOML; `read_toml` gives it back unchanged."""
+    lines = []
+    for section in dataclasses.fields(config):
+        lines.append(f"[{section.name}]")
+        values = getattr(config, section.name)
+        lines += [
+            f"{field.name} = {_toml_value(getattr(values, field.name))}"
+            for field in dataclasses.fields(values)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def split_overrides(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate the configuration's flags from the rest of a command line.
+
+    A flag with a dot in its name belongs to the configuration. It takes one word, a list every
+    word up to the next flag, a switch none (`--train.remat`, `--train.no-remat`). The order of
+    flags and other words does not matter, except that a list takes all words after it.
+
+    Args:
+      args: the words after the verb.
+
+    Returns:
+      The other words, and the configuration's flags with their values.
+
+    Raises:
+      UserError: a dotted flag is not a key of the configuration.
+    """
+    rest: list[str] = []
+    overrides: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if not (name.startswith("--") and "." in name):
+            rest.append(word)
+            continue
+        overrides.append(word)
+        kind = KEY_TYPES[_flag_key(name)[0]]
+        if kind is bool or (equals and get_origin(kind) is not tuple):
+            continue
+        while words and not words[0].startswith("--"):
+            overrides.append(words.pop(0))
+            if get_origin(kind) is not tuple:
+                break
+    return rest, overrides
+
+
+def nearest_key(name: str) -> str | None:
+    """Find the key that a wrong one most probably meant.
+
+    Args:
+      name: the wrong key, dotted or not.
+
+    Returns:
+      The nearest valid dotted key, or None when nothing is near.
+    """
+    by_last = {key.rpartition(".")[2]: key for key in reversed(list(KEY_TYPES))}
+    last = name.rpartition(".")[2]
+    if last in by_last:
+        same = [key for key in KEY_TYPES if key.endswith(f".{last}")]
+        return _nearest(name, same) or same[0]
+    near = _nearest(name, KEY_TYPES)
+    if near is None and (near := _nearest(last, by_last)) is not None:
+        near = by_last[near]
+    return near
+
+
+def _nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
+
+
+def _get(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: this is not valid TOML: {error}.") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    values: dict[str, Any] = {}
+    for section, table in tables.items():
+        # A key outside any table, or a value where a table belongs, is named like any other key.
+        entries = {f"{section}.{k}": v for k, v in table.items()} if isinstance(table, dict) else {}
+        for key, value in (entries or {section: table}).items():
+            if key in KEY_TYPES:
+                values[key] = _checked(KEY_TYPES[key], value, f"{path}: {key} = {_shown(value)}")
+            elif not (key in _SECTIONS and value == {}):
+                raise _unknown(f"{path}: unknown key {key} = {_shown(value)}", nearest_key(key))
+    return values
+
+
+_SECTIONS = frozenset(key.partition(".")[0] for key in KEY_TYPES)
+
+
+def _unknown(found: str, near: str | None) -> UserError:
+    remedy = f"the nearest valid key is {near}" if near else "`hdvpd train --help` lists the keys"
+    return UserError(f"{found}; {remedy}.")
+
+
+def _flag_key(flag: str) -> tuple[str, bool]:
+    """Return the key of a flag, and False when the flag switches it off."""
+    key = flag.removeprefix("--").replace("-", "_")
+    if key in KEY_TYPES:
+        return key, True
+    section, _, name = key.partition(".")
+    positive = f"{section}.{name.removeprefix('no_')}"
+    if name.startswith("no_") and KEY_TYPES.get(positive) is bool:
+        return positive, False
+    near = nearest_key(key)
+    raise _unknown(f"{flag}: unknown flag", near and "--" + near.replace("_", "-"))
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    words = list(overrides)
+    while words:
+        flag, equals, text = words.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise UserError(f"{flag}: unexpected word; flags look like --train.seed 1.")
+        key, positive = _flag_key(flag)
+        texts = [text] if equals else []
+        while words and not words[0].startswith("--"):
+            texts.append(words.pop(0))
+        found = " ".join([flag, *texts])
+        if KEY_TYPES[key] is bool:
+            if texts:
+                raise UserError(f"{found}: a switch takes no value; use --X.Y or --X.no-Y.")
+            values[key] = positive
+        else:
+            values[key] = _checked(KEY_TYPES[key], _from_words(KEY_TYPES[key], texts, found), found)
+    return values
+
+
+def _from_words(kind: Any, texts: Sequence[str], found: str) -> Any:
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        values = [_from_word(item, text) for text in texts]
+        if None in values:
+            raise UserError(f"{found}: expected {_expected(item)} per word, words apart by spaces.")
+        return values
+    if len(texts) != 1 or (value := _from_word(kind, texts[0])) is None:
+        raise UserError(f"{found}: expected {_expected(kind)}.")
+    return value
+
+
+def _from_word(kind: Any, text: str) -> Any:
+    """Return the word's value, or None when it is not a number but should be."""
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        return None
+
+
+def _checked(kind: Any, value: Any, found: str) -> Any:
+    """Return the value as the schema's type, or raise a UserError that starts with `found`."""
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(_checked(get_args(kind)[0], item, found) for item in value)
+    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+        raise UserError(f"{found}: expected a finite number.")
+    if isinstance(kind, type) and type(value) is kind:
+        return value
+    near = _nearest(str(value), get_args(kind)) if get_origin(kind) is Literal else None
+    hint = f"; the nearest is {near!r}" if near else ""
+    raise UserError(f"{found}: expected {_expected(kind)}{hint}.")
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list, each item {_expected(get_args(kind)[0])}"
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    return {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
+
+
+def _build(values: Mapping[str, Any], overrides: Mapping[str, Any], *, source: str) -> Config:
+    merged = {**values, **overrides}
+    flags = " ".join("--" + key.replace("_", "-") for key in overrides)
+    try:
+        sections = {
+            field.name: field.type(  # type: ignore[operator]
+                **{
+                    key.partition(".")[2]: value
+                    for key, value in merged.items()
+                    if key.startswith(f"{field.name}.")
+                }
+            )
+            for field in dataclasses.fields(Config)
+        }
+        return Config(**sections)
+    except UserError as error:
+        raise UserError(f"{source}{' with ' + flags if flags else ''}: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _toml_value(value)
+    except TypeError:
+        return repr(value)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; DEL is the one character TOML wants escaped besides.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    raise TypeError(f"no TOML for {type(value).__name__}")

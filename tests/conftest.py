@@ -1,0 +1,69 @@
+"""What every test runs under: two fake CPU devices, shape checks, strict jax."""
+
+import os
+from pathlib import Path
+
+# Before jax is imported anywhere. JAX_PLATFORMS=cuda runs the suite on a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MUJOCO_GL", "egl")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    ).strip()
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+# Every array shape and type annotation of the package is checked when a test calls it.
+install_import_hook("hdvpd", "beartype.beartype")
+
+from hdvpd.config import Config  # noqa: E402 - after the hook
+from hdvpd.experiments import load_config  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="repeat randomised tests far more often (make longtest)",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if jax.default_backend() == "cpu":
+        no_gpu = pytest.mark.skip(reason="needs an accelerator")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(no_gpu)
+
+
+@pytest.fixture(scope="session")
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether this is the longer suite."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    """Fixed random key."""
+    return jax.random.key(0)
+
+
+@pytest.fixture(scope="session")
+def debug_config() -> Config:
+    """Experiment `debug` unchanged: 32x40 pixels, 512 particles, two layers of width 32."""
+    return load_config("debug")
+
+
+@pytest.fixture(scope="session")
+def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Analytic scene with exact RGB-D and motion: 10 episodes (8 train, 1, 1) of 6 steps."""
+    from hdvpd.data.synthetic import write_synthetic_dataset
+
+    path = tmp_path_factory.mktemp("data") / "synthetic"
+    write_synthetic_dataset(path, episodes=10, steps=6, height=32, width=40, seed=0)
+    return path

@@ -1,0 +1,214 @@
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, TrainConfig
+from hdvpd.errors import UserError
+from hdvpd.experiments import (
+    KEY_TYPES,
+    apply_overrides,
+    experiment_names,
+    find_experiment,
+    flatten,
+    load_config,
+    nearest_key,
+    read_toml,
+    split_overrides,
+    to_toml,
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(experiment_names()))
+def test_every_experiment_survives_writing_and_reading(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert read_toml(write(tmp_path, to_toml(config))) == config
+
+
+def test_round_trip_of_unusual_values(tmp_path: Path) -> None:
+    config = Config(
+        data=DataConfig(
+            path='C:\\new "data"\t\x7f\u00e9\U0001f916\n', cameras=("left arm", "#1", "a=b")
+        ),
+        render=RenderConfig(near=1e-300, far=1e17, radii=(1 / 3,), bandwidths=(2**-40,)),
+        train=TrainConfig(seed=2**40, eps=5e-324, learning_rates=(0.1 + 0.2,), boundaries=()),
+    )
+    assert read_toml(write(tmp_path, to_toml(config))) == config
+
+
+def test_written_file_states_every_key() -> None:
+    tables = tomllib.loads(to_toml(Config()))
+    assert {f"{s}.{k}" for s, table in tables.items() for k in table} == set(KEY_TYPES)
+
+
+def test_paper_is_the_defaults() -> None:
+    assert load_config("paper") == Config()
+
+
+def test_experiments_that_come_with_the_package() -> None:
+    assert {"paper", "demo", "debug"} <= set(experiment_names())
+
+
+def test_experiment_files_state_only_deviations() -> None:
+    for path in experiment_names().values():
+        defaults = flatten(Config())
+        for section, table in tomllib.loads(path.read_text()).items():
+            for key, value in table.items():
+                default = defaults[f"{section}.{key}"]
+                found = tuple(value) if isinstance(value, list) else value
+                assert found != default, f"{path.name}: {section}.{key} repeats the default"
+
+
+def test_file_of_one_key_changes_only_that_key(tmp_path: Path) -> None:
+    config = read_toml(write(tmp_path, "[model]\nnum_particles = 77\n"))
+    expected = dataclasses.replace(Config().model, num_particles=77)
+    assert config == dataclasses.replace(Config(), model=expected)
+
+
+def test_path_and_name_find_the_same_experiment() -> None:
+    assert load_config(str(find_experiment("debug"))) == load_config("debug")
+
+
+def test_overrides_win_over_the_file() -> None:
+    flags = [
+        *("--model.num-particles", "96", "--model.unet-channels", "8", "24", "--train.seed=-3"),
+        *("--train.no-remat", "--train.tensorboard", "--data.path=a b=c", "--model.local", "none"),
+        *("--data.workspace-min", "-1", "-2.5", "1e-3", "--data.workspace-max", "1", "2", "3"),
+        *("--render.far", "3", "--train.learning_rates=1e-4"),
+    ]
+    config = load_config("debug", flags)
+    assert (config.model.num_particles, config.model.unet_channels) == (96, (8, 24))
+    assert (config.train.seed, config.train.remat, config.train.tensorboard) == (-3, False, True)
+    assert (config.data.path, config.model.local) == ("a b=c", "none")
+    assert config.data.workspace_min == (-1.0, -2.5, 1e-3)
+    assert (config.render.far, type(config.render.far)) == (3.0, float)
+    assert config.train.learning_rates == (1e-4,)
+    assert config.model.latent_dim == load_config("debug").model.latent_dim
+
+
+def test_empty_list_on_the_command_line() -> None:
+    config = apply_overrides(Config(data=DataConfig(cameras=("a",))), ["--data.cameras"])
+    assert config.data.cameras == ()
+
+
+def test_combinations_are_judged_after_all_overrides() -> None:
+    config = load_config("debug", ["--model.latent-dim", "33", "--model.num-heads", "3"])
+    assert config.model.latent_dim == 33
+    config = load_config("debug", ["--render.near", "3", "--render.far", "4"])
+    assert config.render.near == 3.0
+
+
+def test_apply_overrides_leaves_the_original() -> None:
+    config = Config()
+    changed = apply_overrides(config, ["--eval.num-steps", "24"])
+    assert changed.eval == EvalConfig(num_steps=24)
+    assert config.eval.num_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[model]\nnum_particle = 5", ["model.num_particle = 5", "is model.num_particles"]),
+        ("[modle]\nnum_particles = 5", ["modle.num_particles = 5", "is model.num_particles"]),
+        ("[model]\nparticles = 5", ["model.particles = 5", "is model.num_particles"]),
+        ("[eval]\nbatch_size = 5", ["eval.batch_size = 5", "is train.batch_size"]),
+        ("num_particles = 5", ["num_particles = 5", "is model.num_particles"]),
+        ("model = 5", ["unknown key model = 5"]),
+        ("[model.num_particles]\nx = 1", ["model.num_particles", "expected an integer"]),
+        ("[zzz]\nqqqqqq = 1", ["zzz.qqqqqq = 1", "hdvpd train --help"]),
+        ("[model]\nnum_particles = '5'", ['model.num_particles = "5"', "expected an integer"]),
+        ("[model]\nnum_particles = 5.0", ["model.num_particles = 5.0", "expected an integer"]),
+        ("[model]\nnum_particles = true", ["model.num_particles = true", "expected an integer"]),
+        ("[train]\nremat = 1", ["train.remat = 1", "expected true or false"]),
+        ("[train]\nclip_norm = nan", ["train.clip_norm = nan", "expected a finite number"]),
+        ("[train]\nclip_norm = inf", ["train.clip_norm = inf", "expected a finite number"]),
+        ("[model]\nunet_channels = 8", ["model.unet_channels = 8", "each item an integer"]),
+        ("[model]\nunet_channels = [8, 'a']", ['[8, "a"]', "expected an integer"]),
+        ("[model]\nlocal = 'gfr'", ["'grf', 'none'", "the nearest is 'grf'"]),
+        ("[data]\npath = 1979-05-27", ["data.path = ", "expected a text"]),
+        ("[model]\nnum_heads = 3", ["model.num_heads = 3", "must divide model.latent_dim = 128"]),
+        ("[render]\nfar = 0.05", ["render.near = 0.1", "render.far = 0.05"]),
+        ("[model\nx=1", ["not valid TOML", "line 1"]),
+        ("[model]\nlocal = 'none'\nlocal = 'grf'\n", ["not valid TOML", "line 3"]),
+    ],
+)
+def test_mistake_in_a_file_is_one_line(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        read_toml(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--model.num-particle", "5"], ["--model.num-particle", "is --model.num-particles"]),
+        (["--num-particles.x", "5"], ["--num-particles.x", "is --"]),
+        (["--model.num-particles", "many"], ["--model.num-particles many", "an integer"]),
+        (["--model.num-particles", "1.5"], ["--model.num-particles 1.5", "an integer"]),
+        (["--model.num-particles"], ["--model.num-particles: expected an integer"]),
+        (["--render.far", "nan"], ["--render.far nan", "finite"]),
+        (["--model.unet-channels", "8,16"], ["--model.unet-channels 8,16", "spaces"]),
+        (["--model.local", "gr"], ["--model.local gr", "the nearest is 'grf'"]),
+        (["--train.remat", "yes"], ["--train.remat yes", "takes no value"]),
+        (["--model.no-num-heads"], ["--model.no-num-heads", "is --model.num-heads"]),
+        (["--model.num-heads", "3"], ["debug.toml", "--model.num-heads", "model.latent_dim = 32"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_mistake_in_a_flag_is_one_line(flags: list[str], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("debug", flags)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_unknown_experiment_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=re.escape("did you mean 'debug'?")):
+        find_experiment("debgu")
+    with pytest.raises(UserError, match="no such experiment file"):
+        find_experiment("configs/nowhere.toml")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"[data]\npath = '\xe9'\n")
+    with pytest.raises(UserError, match="not valid TOML"):
+        read_toml(tmp_path / "latin.toml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_toml(tmp_path)
+
+
+def test_splitting_does_not_depend_on_the_order() -> None:
+    flags = ["--model.num-particles", "5", "--train.no-remat", "--data.path=x"]
+    assert split_overrides(["demo", *flags, "--name", "n"]) == (["demo", "--name", "n"], flags)
+    assert split_overrides([*flags, "demo", "--name", "n"]) == (["demo", "--name", "n"], flags)
+    flags = ["--data.cameras", "a", "b", "--train.seed", "-1"]
+    assert split_overrides([*flags, "demo"]) == (["demo"], flags)
+
+
+def test_splitting_leaves_words_without_a_dot_in_the_flag() -> None:
+    words = ["runs/a.b", "--out", "x.y", "--step=1.5", "-h"]
+    assert split_overrides(words) == (words, [])
+
+
+@pytest.mark.parametrize("key", list(KEY_TYPES))
+def test_a_dropped_letter_is_recognised(key: str) -> None:
+    section, _, name = key.partition(".")
+    wrong = f"{section}.{name[:1]}{name[2:]}"
+    assert nearest_key(wrong) in KEY_TYPES
+    if len(name) > 4:
+        assert nearest_key(wrong) == key
