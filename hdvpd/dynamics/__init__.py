@@ -1,0 +1,1 @@
+"""Dynamics: how particles change under the robot's motion."""

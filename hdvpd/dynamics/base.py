@@ -1,0 +1,46 @@
+"""The one interface of every dynamics model."""
+
+import abc
+
+from flax import nnx
+
+from hdvpd.array_typing import Array, Float, pytree
+from hdvpd.types import ParticleCloud, RobotPoints
+
+
+@pytree
+class Change:
+    """Predicted change of every particle of the current cloud.
+
+    Attributes:
+      displacement: change of position [m].
+      features: change of features.
+    """
+
+    displacement: Float[Array, "*batch n 3"]
+    features: Float[Array, "*batch n c"]
+
+
+class AbstractDynamics(nnx.Module):
+    """Predicts how the current particles change until the next frame."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> Change:
+        """Return the change from `current` to the next frame.
+
+        Args:
+          previous: particles at t - 2.
+          current: particles at t - 1, without correspondence to `previous`.
+          robot: kinematic points at t - 2, t - 1 and the planned t, axes (3 p).
+        """
+
+
+def advance(cloud: ParticleCloud, change: Change) -> ParticleCloud:
+    """Apply a change: x + dx, f + df; the mask stays (spec 5.4)."""
+    return ParticleCloud(
+        positions=cloud.positions + change.displacement,
+        features=cloud.features + change.features,
+        mask=cloud.mask,
+    )

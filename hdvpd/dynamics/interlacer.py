@@ -1,0 +1,161 @@
+"""The Interlacer: global linear attention alternating with a local layer (spec 5)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hdvpd.array_typing import Array, Bool, Float
+from hdvpd.config import ModelConfig, SceneSpec
+from hdvpd.dynamics.base import AbstractDynamics, Change
+from hdvpd.dynamics.global_attention import GlobalAttention
+from hdvpd.dynamics.grf_attention import GrfAttention, walk_graph
+from hdvpd.dynamics.walks import WalkGraph, out_neighbors
+from hdvpd.neighbors import knn
+from hdvpd.types import ParticleCloud, RobotPoints
+
+_POINT_EMBEDDING_DIM = 16
+
+
+class Mlp(nnx.Module):
+    """Two dense layers with GELU between."""
+
+    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, *, rngs: nnx.Rngs):
+        self.hidden = nnx.Linear(in_dim, hidden_dim, rngs=rngs)
+        self.out = nnx.Linear(hidden_dim, out_dim, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "t d"]) -> Float[Array, "t o"]:
+        """Apply to every token."""
+        return self.out(jax.nn.gelu(self.hidden(x)))
+
+
+class Tokens(nnx.Module):
+    """Turn both clouds and the robot's three poses into tokens (spec 5.1).
+
+    Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t.
+    """
+
+    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
+        dim = config.latent_dim
+        self.particle = nnx.Linear(config.feature_dim, dim, rngs=rngs)
+        self.point = nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
+        self.position = nnx.Linear(3, dim, use_bias=False, rngs=rngs)
+        normal = nnx.initializers.normal(0.02)
+        self.time = nnx.Param(normal(rngs.params(), (3, dim)))
+        self.kind = nnx.Param(normal(rngs.params(), (2, dim)))
+        unit = nnx.initializers.normal(1.0)
+        shape = (scene.num_robot_points, _POINT_EMBEDDING_DIM)
+        self.point_embedding = nnx.Param(unit(rngs.params(), shape))
+        self.center = scene.center
+        self.use_position = config.position_embedding
+
+    def __call__(
+        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> tuple[Float[Array, "t d"], Float[Array, "t 3"], Bool[Array, "t"]]:
+        """Return tokens, their positions and which are real."""
+        features = jnp.concatenate([previous.features, current.features])
+        num_particles = features.shape[0] // 2
+        num_points = robot.positions.shape[1]
+        time = self.time[...]
+        scene_time = jnp.repeat(time[:2], num_particles, axis=0)
+        robot_time = jnp.repeat(time, num_points, axis=0)
+        kind = self.kind[...]
+        tokens = jnp.concatenate(
+            [
+                self.particle(features) + scene_time + kind[0][None],
+                self.point(self._point_features(robot)) + robot_time + kind[1][None],
+            ]
+        )
+        positions = jnp.concatenate(
+            [previous.positions, current.positions, robot.positions.reshape(-1, 3)]
+        )
+        if self.use_position:
+            tokens += self.position(positions - jnp.asarray(self.center)[None])
+        points_mask = jnp.ones((3 * num_points,), bool)
+        return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
+
+    def _point_features(self, robot: RobotPoints) -> Float[Array, "u d"]:
+        """Identity, gripper opening and displacement to the same point at t (spec 4)."""
+        displacement = robot.positions[-1:] - robot.positions
+        identity = jnp.broadcast_to(
+            self.point_embedding[...][None],
+            (*robot.positions.shape[:2], _POINT_EMBEDDING_DIM),
+        )
+        point = jnp.concatenate([identity, robot.gripper[..., None], displacement], axis=-1)
+        return point.reshape(-1, point.shape[-1])
+
+
+class Block(nnx.Module):
+    """Global attention, MLP and the local layer, each pre-normalised and residual."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        dim = config.latent_dim
+        self.norm_global = nnx.LayerNorm(dim, rngs=rngs)
+        self.global_attention = GlobalAttention(dim, config.num_heads, rngs=rngs)
+        self.norm_mlp = nnx.LayerNorm(dim, rngs=rngs)
+        self.mlp = Mlp(dim, config.mlp_ratio * dim, dim, rngs=rngs)
+        if config.local == "grf":
+            self.norm_local = nnx.LayerNorm(dim, rngs=rngs)
+            self.local = GrfAttention(dim, config.num_hops, kernels=config.kernels, rngs=rngs)
+        else:
+            self.norm_local = self.local = None
+
+    def __call__(
+        self, tokens: Float[Array, "t d"], mask: Bool[Array, "t"], graph: WalkGraph | None
+    ) -> Float[Array, "t d"]:
+        """Apply the block (spec 5.2)."""
+        with jax.named_scope("global_attention"):
+            tokens += self.global_attention(self.norm_global(tokens), mask)
+        with jax.named_scope("mlp"):
+            tokens += self.mlp(self.norm_mlp(tokens))
+        if self.local is None:
+            return tokens
+        with jax.named_scope("local_attention"):
+            return tokens + self.local(self.norm_local(tokens), graph)
+
+
+class Interlacer(AbstractDynamics):
+    """Tokens, blocks and the bounded read-out of the current particles."""
+
+    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
+        dim = config.latent_dim
+        self.tokens = Tokens(config, scene, rngs=rngs)
+        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.num_layers)])
+        self.norm_out = nnx.LayerNorm(dim, rngs=rngs)
+        self.head = Mlp(dim, dim, 3 + config.feature_dim, rngs=rngs)
+        # Zero last layer: the untrained model copies the last state (spec 5.4).
+        self.head.out.kernel[...] = jnp.zeros_like(self.head.out.kernel[...])
+        self.config = config
+
+    def _graph(self, positions: Float[Array, "t 3"], mask: Bool[Array, "t"]) -> WalkGraph | None:
+        config = self.config
+        if config.local == "none":
+            return None
+        with jax.named_scope("neighbors"):
+            found = knn(
+                positions,
+                positions,
+                config.num_neighbors,
+                mask=mask,
+                exclude_self=True,
+                backend=config.knn,
+            )
+            # Padding walks nowhere, so that it is nobody's neighbour and reads nobody.
+            own = jnp.arange(mask.shape[0], dtype=jnp.int32)[:, None]
+            neighbors = jnp.where(mask[:, None], out_neighbors(found), own)
+            return walk_graph(neighbors, config.num_hops, config.kernels)
+
+    def __call__(
+        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> Change:
+        """Return the change of `current` (spec 5.4); see `AbstractDynamics`."""
+        num_particles = current.mask.shape[0]
+        tokens, positions, mask = self.tokens(previous, current, robot)
+        graph = self._graph(positions, mask)
+        for block in self.blocks:
+            tokens = block(tokens, mask, graph)
+        raw = self.head(self.norm_out(tokens[num_particles : 2 * num_particles]))
+        raw = jnp.where(current.mask[:, None], raw, 0.0)
+        return Change(
+            displacement=self.config.max_displacement * jnp.tanh(raw[:, :3]),
+            features=raw[:, 3:],
+        )

@@ -1,0 +1,47 @@
+"""Recursive prediction: (S_-2, S_-1) -> S_0, (S_-1, S_0) -> S_1, ... (spec 5.4)."""
+
+from collections.abc import Callable
+
+import jax
+
+from hdvpd.dynamics.base import Change, advance
+from hdvpd.types import ParticleCloud, RobotPoints
+
+Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints], Change]
+
+
+def rollout(
+    step: Step,
+    previous: ParticleCloud,
+    current: ParticleCloud,
+    robot: RobotPoints,
+    *,
+    remat: bool = False,
+) -> ParticleCloud:
+    """Roll a dynamics model out over the robot's planned motion.
+
+    Args:
+      step: one dynamics call, as in `AbstractDynamics`.
+      previous: observed particles at step -2.
+      current: observed particles at step -1.
+      robot: kinematic points of steps -2..s-1, axes (2 + s, p): measured for the first two,
+        planned after. Read anew at every step, never predicted.
+      remat: recompute each step in the backward pass instead of storing its activations.
+
+    Returns:
+      Clouds of steps 0..s-1, stacked along a leading axis.
+    """
+    length = robot.positions.shape[0] - 2
+    windows = jax.tree.map(
+        lambda x: jax.numpy.stack([x[start : start + length] for start in range(3)], axis=1), robot
+    )
+
+    def body(
+        clouds: tuple[ParticleCloud, ParticleCloud], robot_window: RobotPoints
+    ) -> tuple[tuple[ParticleCloud, ParticleCloud], ParticleCloud]:
+        previous, current = clouds
+        following = advance(current, step(previous, current, robot_window))
+        return (current, following), following
+
+    body = jax.checkpoint(body, prevent_cse=False) if remat else body
+    return jax.lax.scan(body, (previous, current), windows)[1]

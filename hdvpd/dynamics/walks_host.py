@@ -1,0 +1,232 @@
+"""Compiled host code of the walk graph and of attention along it (numba).
+
+Twins of `walks.enumerate_walks` and `grf_attention.walk_attention`. No gathered [t, e, c] array
+exists: each token's loop reads the rows it needs. Sums run in a fixed order whatever the number of
+threads, so results are reproducible bit for bit on one machine.
+"""
+
+import numpy as np
+from numba import njit, prange
+
+# Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
+_FAST = {"reassoc", "contract", "nsz"}
+
+
+@njit(cache=True, parallel=True)
+def _merge(
+    neighbors: np.ndarray,
+    num_hops: int,
+    nodes: np.ndarray,
+    shares: np.ndarray,
+    num_entries: np.ndarray,
+) -> None:
+    num_tokens, k = neighbors.shape
+    width = nodes.shape[1]
+    for token in prange(num_tokens):
+        walkers = np.empty(width, np.int32)
+        walkers[0] = token
+        nodes[token, 0] = token
+        shares[token, 0, 0] = 1.0
+        used, start, end = 1, 0, 1
+        share = np.float32(1.0)
+        for hop in range(1, num_hops + 1):
+            share = share / np.float32(k)
+            write = end
+            for walker in range(start, end):
+                for branch in range(k):
+                    node = neighbors[walkers[walker], branch]
+                    walkers[write] = node
+                    write += 1
+                    entry = 0
+                    while entry < used and nodes[token, entry] != node:
+                        entry += 1
+                    if entry == used:
+                        nodes[token, entry] = node
+                        used += 1
+                    shares[token, entry, hop] += share
+            start, end = end, write
+        num_entries[token] = used
+
+
+@njit(cache=True)
+def group_by(targets: np.ndarray, counts: np.ndarray, num_targets: int) -> tuple:
+    """Order (row, column) slots of ragged rows by target, as in a counting sort.
+
+    Args:
+      targets: (r, w) target of every slot.
+      counts: (r,) slots in use per row.
+      num_targets: number of targets.
+
+    Returns:
+      Slots (row * w + column), grouped by target, unused ones last as 0; offsets (num_targets + 1).
+    """
+    rows, width = targets.shape
+    offsets = np.zeros(num_targets + 1, np.int32)
+    for row in range(rows):
+        for column in range(counts[row]):
+            offsets[targets[row, column] + 1] += 1
+    for target in range(num_targets):
+        offsets[target + 1] += offsets[target]
+    position = offsets[:-1].copy()
+    slots = np.zeros(rows * width, np.int32)
+    for row in range(rows):
+        for column in range(counts[row]):
+            target = targets[row, column]
+            slots[position[target]] = row * width + column
+            position[target] += 1
+    return slots, offsets
+
+
+def merge(neighbors: np.ndarray, num_hops: int, width: int) -> tuple[np.ndarray, ...]:
+    """Return the fields of a merged `WalkGraph`."""
+    num_tokens = len(neighbors)
+    nodes = np.repeat(np.arange(num_tokens, dtype=np.int32)[:, None], width, axis=1)
+    shares = np.zeros((num_tokens, width, num_hops + 1), np.float32)
+    num_entries = np.zeros(num_tokens, np.int32)
+    _merge(neighbors, num_hops, nodes, shares, num_entries)
+    return (nodes, shares, num_entries, *group_by(nodes, num_entries, num_tokens))
+
+
+@njit(cache=True, parallel=True, fastmath=_FAST)
+def _forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    shares: np.ndarray,
+    num_entries: np.ndarray,
+    out: np.ndarray,
+    weights: np.ndarray,
+    normalizer: np.ndarray,
+) -> None:
+    hops = modulation.shape[0]
+    for token in prange(query.shape[0]):
+        total = np.float32(0.0)
+        for entry in range(num_entries[token]):
+            node = nodes[token, entry]
+            similarity = np.float32(0.0)
+            for feature in range(query.shape[1]):
+                similarity += query[token, feature] * key[node, feature]
+            mask = np.float32(0.0)
+            for hop in range(hops):
+                mask += modulation[hop] * shares[token, entry, hop]
+            weights[token, entry] = mask * similarity
+            total += mask * similarity
+        normalizer[token] = total
+        for entry in range(num_entries[token]):
+            weight = weights[token, entry] / total
+            weights[token, entry] = weight
+            node = nodes[token, entry]
+            for channel in range(value.shape[1]):
+                out[token, channel] += weight * value[node, channel]
+
+
+def forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    shares: np.ndarray,
+    num_entries: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return attention output (t, c), its weights (t, e) and the normaliser (t,)."""
+    out = np.zeros_like(value)
+    weights = np.zeros(nodes.shape, np.float32)
+    normalizer = np.zeros(len(query), np.float32)
+    _forward(query, key, value, modulation, nodes, shares, num_entries, out, weights, normalizer)
+    return out, weights, normalizer
+
+
+@njit(cache=True, parallel=True, fastmath=_FAST)
+def _backward_rows(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    shares: np.ndarray,
+    num_entries: np.ndarray,
+    out: np.ndarray,
+    normalizer: np.ndarray,
+    out_bar: np.ndarray,
+    query_bar: np.ndarray,
+    similarity_bar: np.ndarray,
+    modulation_bar: np.ndarray,
+) -> None:
+    hops = modulation.shape[0]
+    channels = value.shape[1]
+    features = query.shape[1]
+    for token in prange(query.shape[0]):
+        shift = np.float32(0.0)
+        for channel in range(channels):
+            shift += out_bar[token, channel] * out[token, channel]
+        for entry in range(num_entries[token]):
+            node = nodes[token, entry]
+            gain = np.float32(0.0)
+            for channel in range(channels):
+                gain += out_bar[token, channel] * value[node, channel]
+            weight_bar = (gain - shift) / normalizer[token]
+            similarity = np.float32(0.0)
+            for feature in range(features):
+                similarity += query[token, feature] * key[node, feature]
+            mask = np.float32(0.0)
+            for hop in range(hops):
+                share = shares[token, entry, hop]
+                mask += modulation[hop] * share
+                modulation_bar[token, hop] += weight_bar * similarity * share
+            similarity_bar[token, entry] = weight_bar * mask
+            for feature in range(features):
+                query_bar[token, feature] += weight_bar * mask * key[node, feature]
+
+
+@njit(cache=True, parallel=True, fastmath=_FAST)
+def _backward_columns(
+    query: np.ndarray,
+    weights: np.ndarray,
+    similarity_bar: np.ndarray,
+    out_bar: np.ndarray,
+    incoming: np.ndarray,
+    incoming_offsets: np.ndarray,
+    key_bar: np.ndarray,
+    value_bar: np.ndarray,
+) -> None:
+    width = weights.shape[1]
+    for node in prange(query.shape[0]):
+        for position in range(incoming_offsets[node], incoming_offsets[node + 1]):
+            token, entry = divmod(incoming[position], width)
+            for feature in range(query.shape[1]):
+                key_bar[node, feature] += similarity_bar[token, entry] * query[token, feature]
+            for channel in range(out_bar.shape[1]):
+                value_bar[node, channel] += weights[token, entry] * out_bar[token, channel]
+
+
+def backward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    shares: np.ndarray,
+    num_entries: np.ndarray,
+    incoming: np.ndarray,
+    incoming_offsets: np.ndarray,
+    out: np.ndarray,
+    weights: np.ndarray,
+    normalizer: np.ndarray,
+    out_bar: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Return the cotangents of query, key, value and modulation."""
+    query_bar, key_bar = np.zeros_like(query), np.zeros_like(key)
+    value_bar = np.zeros_like(value)
+    similarity_bar = np.zeros_like(weights)
+    modulation_bar = np.zeros((len(query), len(modulation)), np.float32)
+    _backward_rows(
+        query, key, value, modulation, nodes, shares, num_entries, out, normalizer, out_bar,
+        query_bar, similarity_bar, modulation_bar,
+    )  # fmt: skip
+    _backward_columns(
+        query, weights, similarity_bar, out_bar, incoming, incoming_offsets, key_bar, value_bar
+    )
+    return query_bar, key_bar, value_bar, modulation_bar.sum(0, dtype=np.float32)

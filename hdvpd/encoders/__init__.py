@@ -1,0 +1,1 @@
+"""Encoders: RGB-D frames to particles."""

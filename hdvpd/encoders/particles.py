@@ -1,0 +1,86 @@
+"""From RGB-D pixels to particles: validity, targets and the uniform subsample (spec section 3)."""
+
+import jax
+import jax.numpy as jnp
+
+from hdvpd.array_typing import Array, Bool, Float, PRNGKey
+from hdvpd.geometry import unproject
+from hdvpd.types import Camera, ParticleCloud
+
+
+def visible_points(
+    depth_m: Float[Array, "*batch h w"],
+    camera: Camera,
+    workspace_min: tuple[float, float, float],
+    workspace_max: tuple[float, float, float],
+    far: float,
+) -> tuple[Float[Array, "*batch h w 3"], Bool[Array, "*batch h w"]]:
+    """Unproject depth and say which pixels become particles.
+
+    Args:
+      depth_m: planar depth [m]; 0, negative, NaN and inf are invalid.
+      camera: cameras of the images.
+      workspace_min: lower corner of the box that is kept [m].
+      workspace_max: upper corner of the box that is kept [m].
+      far: pixels farther than this along their ray are dropped [m].
+
+    Returns:
+      World points [m] (finite everywhere) and the mask of valid pixels inside the box and range.
+    """
+    depth_m = jnp.asarray(depth_m)
+    valid = jnp.isfinite(depth_m) & (depth_m > 0)
+    depth_m = jnp.where(valid, depth_m, 0.0)
+    points = unproject(depth_m, camera)
+    low, high = (
+        jnp.asarray(corner, jnp.float32).reshape((1,) * depth_m.ndim + (3,))
+        for corner in (workspace_min, workspace_max)
+    )
+    inside = ((points >= low) & (points <= high)).all(-1)
+    from_camera = points - camera.camera_to_world[..., None, None, :3, 3]
+    in_range = jnp.sum(from_camera**2, axis=-1) <= far**2
+    return points, valid & inside & in_range
+
+
+def white_targets(
+    rgb: Float[Array, "*batch h w 3"],
+    depth_m: Float[Array, "*batch h w"],
+    camera: Camera,
+    workspace_min: tuple[float, float, float],
+    workspace_max: tuple[float, float, float],
+    far: float,
+) -> Float[Array, "*batch h w 3"]:
+    """Paint the pixels that give no particle white, like the rendered background.
+
+    Args:
+      rgb: colours in [0, 1].
+      depth_m: planar depth of the same images [m].
+      camera: see `visible_points`.
+      workspace_min: see `visible_points`.
+      workspace_max: see `visible_points`.
+      far: see `visible_points`.
+    """
+    _, visible = visible_points(depth_m, camera, workspace_min, workspace_max, far)
+    return jnp.where(visible[..., None], rgb, 1.0)
+
+
+def subsample(
+    points: Float[Array, "a 3"],
+    features: Float[Array, "a c"],
+    valid: Bool[Array, "a"],
+    num_particles: int,
+    key: PRNGKey,
+) -> ParticleCloud:
+    """Draw exactly num_particles valid points uniformly, without replacement.
+
+    With fewer valid points all are kept and the rest is padding: position 0, features 0, mask
+    False.
+    """
+    score = jnp.where(valid, jax.random.uniform(key, valid.shape), -1.0)
+    score, chosen = jax.lax.top_k(score, min(num_particles, valid.shape[0]))
+    mask = score >= 0
+    padding = num_particles - chosen.shape[0]
+    return ParticleCloud(
+        positions=jnp.pad(jnp.where(mask[:, None], points[chosen], 0.0), ((0, padding), (0, 0))),
+        features=jnp.pad(jnp.where(mask[:, None], features[chosen], 0.0), ((0, padding), (0, 0))),
+        mask=jnp.pad(mask, (0, padding)),
+    )

@@ -1,0 +1,174 @@
+"""HD-VPD: encoder, dynamics and renderer together; the only module that knows all three."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hdvpd.array_typing import Array, Float, PRNGKey
+from hdvpd.config import Config, SceneSpec
+from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.dynamics.rollout import rollout
+from hdvpd.encoders.particles import subsample, visible_points, white_targets
+from hdvpd.encoders.unet import UNet
+from hdvpd.geometry import pixel_rays, rays_through
+from hdvpd.losses import ray_l2
+from hdvpd.render.renderer import Renderer
+from hdvpd.types import Batch, Camera, ParticleCloud, Rays, Rendering, RgbdFrames, RobotPoints
+
+
+class Model(nnx.Module):
+    """The world model: encode two frames, predict along the robot's plan, render what is seen."""
+
+    def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
+        model = config.model
+        self.unet = UNet(model.unet_channels, model.feature_dim, rngs=rngs)
+        self.dynamics = Interlacer(model, scene, rngs=rngs)
+        self.renderer = Renderer(
+            config.render,
+            model.feature_dim,
+            knn_backend=model.knn,
+            kernels=model.kernels,
+            rngs=rngs,
+        )
+        self.config = config
+        self.scene = scene
+
+    @property
+    def _visible(self) -> tuple:
+        return (self.scene.workspace_min, self.scene.workspace_max, self.config.render.far)
+
+    def encode(self, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
+        """Turn the views of one time step into particles (spec section 3).
+
+        Args:
+          frames: axes (v): all cameras at one time.
+          key: draws the subsample.
+        """
+        with jax.named_scope("encode"):
+            features = self.unet(jnp.asarray(frames.rgb, jnp.float32) / 127.5 - 1.0)
+            points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
+            return subsample(
+                points.reshape(-1, 3),
+                features.reshape(-1, features.shape[-1]),
+                valid.reshape(-1),
+                self.config.model.num_particles,
+                key,
+            )
+
+    def rollout(
+        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> ParticleCloud:
+        """Predict the clouds of every planned step (spec section 5).
+
+        Args:
+          previous: observed particles at step -2.
+          current: observed particles at step -1.
+          robot: axes (2 + s): measured points of steps -2 and -1, planned ones after.
+
+        Returns:
+          Clouds of steps 0..s-1, axes (s).
+        """
+        with jax.named_scope("rollout"):
+            return rollout(self.dynamics, previous, current, robot, remat=self.config.train.remat)
+
+    def render(self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
+        """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples."""
+        with jax.named_scope("render"):
+            grouped = jax.tree.map(lambda x: x[None], (cloud, rays))
+            return jax.tree.map(lambda x: x[0], self.renderer(*grouped, key))
+
+    def white_targets(self, frames: RgbdFrames) -> Float[Array, "*batch h w 3"]:
+        """Return the frames' colours in [0, 1], white wherever nothing can be rendered."""
+        rgb = jnp.asarray(frames.rgb, jnp.float32) / 255.0
+        return white_targets(rgb, frames.depth_m, frames.camera, *self._visible)
+
+    def loss(self, batch: Batch, key: PRNGKey) -> Float[Array, "s"]:
+        """Return the ray loss of every predicted step of a batch (spec section 7)."""
+        size = batch.start.shape[0]
+        encode_key, ray_key, sample_key = jax.random.split(key, 3)
+
+        def predict(frames: RgbdFrames, robot: RobotPoints, key: PRNGKey) -> ParticleCloud:
+            observed = jax.tree.map(lambda x: x[:2], frames)
+            clouds = jax.vmap(self.encode)(observed, jax.random.split(key))
+            previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
+            return self.rollout(previous, current, robot)
+
+        clouds = jax.vmap(predict)(batch.frames, batch.robot, jax.random.split(encode_key, size))
+        future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+        rays, target = sample_rays(future, self.white_targets(future),
+                                   self.config.train.num_rays, ray_key)  # fmt: skip
+        steps = target.shape[1]
+        with jax.named_scope("render"):
+            grouped = jax.tree.map(lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays))
+            rendering = self.renderer(*grouped, sample_key)
+        return ray_l2(rendering.rgb.reshape(target.shape), target)
+
+
+def sample_rays(
+    frames: RgbdFrames, target: Float[Array, "b s v h w 3"], num_rays: int, key: PRNGKey
+) -> tuple[Rays, Float[Array, "b s r 3"]]:
+    """Draw pixels uniformly over all views, independently per window and step.
+
+    Args:
+      frames: predicted frames, axes (b s v); only cameras are read.
+      target: whitened colours.
+      num_rays: rays per window and step.
+      key: draws the pixels.
+
+    Returns:
+      Rays with axes (b s r) and the colours they should see.
+    """
+    *batch, views, height, width, _ = target.shape
+    drawn = jax.random.randint(key, (*batch, num_rays), 0, views * height * width)
+    view, pixel = drawn // (height * width), drawn % (height * width)
+    centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
+
+    def take_view(x: Array) -> Array:
+        index = view.reshape(*view.shape, *((1,) * (x.ndim - view.ndim)))
+        return jnp.take_along_axis(jnp.asarray(x), index, axis=2)
+
+    cameras = jax.tree.map(take_view, frames.camera)
+    # One camera per ray: rays_through expects the ray axis inside the camera axes.
+    rays = rays_through(centers[..., None, :], cameras)
+    rays = Rays(
+        origins=rays.origins[..., 0, :],
+        directions=rays.directions[..., 0, :],
+        z_scale=rays.z_scale[..., 0],
+    )
+    flat = target.reshape(*batch, -1, 3)
+    return rays, jnp.take_along_axis(flat, drawn[..., None], axis=2)
+
+
+def render_image(
+    model: Model, cloud: ParticleCloud, camera: Camera, height: int, width: int
+) -> Rendering:
+    """Render a full image in chunks of rays; memory does not depend on the image's size.
+
+    Args:
+      model: the world model.
+      cloud: particles of one time step.
+      camera: one camera.
+      height: rows [px].
+      width: columns [px].
+
+    Returns:
+      Colour, planar depth and opacity, axes (h w).
+    """
+    num_rays = height * width
+    chunk = min(model.config.render.chunk_rays, num_rays)
+    num_chunks = -(-num_rays // chunk)
+    rays = jax.tree.map(
+        lambda x: jnp.pad(
+            x.reshape(num_rays, *x.shape[2:]),
+            ((0, num_chunks * chunk - num_rays), *((0, 0),) * (x.ndim - 2)),
+            mode="edge",
+        ).reshape(num_chunks, chunk, *x.shape[2:]),
+        pixel_rays(camera, height, width),
+    )
+    rendering = jax.lax.map(functools.partial(model.render, cloud, key=None), rays)
+    return jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:])[:num_rays].reshape(height, width, *x.shape[2:]),
+        rendering,
+    )

@@ -1,0 +1,1 @@
+"""Rendering: annular kernels around particles, a NeRF MLP and volume compositing."""

@@ -1,0 +1,134 @@
+"""Compiled host code of the annular kernels (numba): twin of `kernels.annular_sums`.
+
+Neither the gathered features nor a scatter exist: the backward pass groups neighbours by particle
+and sums each particle's cotangent in a fixed order, so results do not depend on threads.
+"""
+
+import numpy as np
+from numba import njit, prange
+
+_FAST = {"reassoc", "contract", "nsz"}
+_EPS = np.float32(1e-12)
+
+
+@njit(cache=True, parallel=True, fastmath=_FAST)
+def _forward(
+    positions: np.ndarray,
+    features: np.ndarray,
+    queries: np.ndarray,
+    indices: np.ndarray,
+    found: np.ndarray,
+    radii: np.ndarray,
+    bandwidths: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    channels = features.shape[1]
+    for query in prange(queries.shape[0]):
+        for neighbor in range(indices.shape[1]):
+            if not found[query, neighbor]:
+                continue
+            particle = indices[query, neighbor]
+            x = positions[particle, 0] - queries[query, 0]
+            y = positions[particle, 1] - queries[query, 1]
+            z = positions[particle, 2] - queries[query, 2]
+            distance = np.sqrt(x * x + y * y + z * z + _EPS)
+            for kernel in range(radii.shape[0]):
+                scaled = (distance - radii[kernel]) / bandwidths[kernel]
+                weight = np.exp(-scaled * scaled)
+                for channel in range(channels):
+                    sums[query, kernel, channel] += weight * features[particle, channel]
+                sums[query, kernel, channels] += weight
+
+
+def forward(
+    positions: np.ndarray,
+    features: np.ndarray,
+    queries: np.ndarray,
+    indices: np.ndarray,
+    found: np.ndarray,
+    radii: np.ndarray,
+    bandwidths: np.ndarray,
+) -> np.ndarray:
+    """Return the kernel sums (q, a, c + 1)."""
+    sums = np.zeros((len(queries), len(radii), features.shape[1] + 1), np.float32)
+    _forward(positions, features, queries, indices, found, radii, bandwidths, sums)
+    return sums
+
+
+@njit(cache=True)
+def _group_by_particle(
+    indices: np.ndarray, found: np.ndarray, num_particles: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Order the found (query, neighbour) slots by particle, as in a counting sort."""
+    offsets = np.zeros(num_particles + 1, np.int64)
+    for query in range(indices.shape[0]):
+        for neighbor in range(indices.shape[1]):
+            if found[query, neighbor]:
+                offsets[indices[query, neighbor] + 1] += 1
+    for particle in range(num_particles):
+        offsets[particle + 1] += offsets[particle]
+    position = offsets[:-1].copy()
+    slots = np.empty(offsets[-1], np.int64)
+    for query in range(indices.shape[0]):
+        for neighbor in range(indices.shape[1]):
+            if found[query, neighbor]:
+                particle = indices[query, neighbor]
+                slots[position[particle]] = query * indices.shape[1] + neighbor
+                position[particle] += 1
+    return slots, offsets
+
+
+@njit(cache=True, parallel=True, fastmath=_FAST)
+def _backward(
+    positions: np.ndarray,
+    features: np.ndarray,
+    queries: np.ndarray,
+    slots: np.ndarray,
+    offsets: np.ndarray,
+    num_neighbors: int,
+    sums_bar: np.ndarray,
+    radii: np.ndarray,
+    bandwidths: np.ndarray,
+    positions_bar: np.ndarray,
+    features_bar: np.ndarray,
+) -> None:
+    channels = features.shape[1]
+    for particle in prange(positions.shape[0]):
+        for position in range(offsets[particle], offsets[particle + 1]):
+            query = slots[position] // num_neighbors
+            x = positions[particle, 0] - queries[query, 0]
+            y = positions[particle, 1] - queries[query, 1]
+            z = positions[particle, 2] - queries[query, 2]
+            distance = np.sqrt(x * x + y * y + z * z + _EPS)
+            distance_bar = np.float32(0.0)
+            for kernel in range(radii.shape[0]):
+                scaled = (distance - radii[kernel]) / bandwidths[kernel]
+                weight = np.exp(-scaled * scaled)
+                weight_bar = sums_bar[query, kernel, channels]
+                for channel in range(channels):
+                    weight_bar += sums_bar[query, kernel, channel] * features[particle, channel]
+                    features_bar[particle, channel] += weight * sums_bar[query, kernel, channel]
+                distance_bar -= weight_bar * weight * 2 * scaled / bandwidths[kernel]
+            positions_bar[particle, 0] += distance_bar * x / distance
+            positions_bar[particle, 1] += distance_bar * y / distance
+            positions_bar[particle, 2] += distance_bar * z / distance
+
+
+def backward(
+    positions: np.ndarray,
+    features: np.ndarray,
+    queries: np.ndarray,
+    indices: np.ndarray,
+    found: np.ndarray,
+    sums_bar: np.ndarray,
+    radii: np.ndarray,
+    bandwidths: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cotangents of positions and features."""
+    positions_bar, features_bar = np.zeros_like(positions), np.zeros_like(features)
+    slots, offsets = _group_by_particle(indices, found, len(positions))
+    _backward(
+        positions, features, queries, slots, offsets, indices.shape[1], sums_bar, radii,
+        bandwidths, positions_bar, features_bar,
+    )  # fmt: skip
+    return positions_bar, features_bar

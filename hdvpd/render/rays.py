@@ -1,0 +1,58 @@
+"""Where samples lie along rays (spec section 6). No gradient flows through sample positions."""
+
+import jax
+import jax.numpy as jnp
+
+from hdvpd.array_typing import Array, Float, PRNGKey
+
+# Width of the proposals around particles [m] and their floor in empty space.
+_PROPOSAL_WIDTH = 0.03
+_PROPOSAL_FLOOR = 1e-3
+
+
+def stratified(
+    num_rays: int, num_samples: int, near: float, far: float, key: PRNGKey | None
+) -> Float[Array, "r s"]:
+    """Return one distance per equal stratum of [near, far] [m]: jittered, or mid-points if no key."""
+    edges = jnp.linspace(near, far, num_samples + 1)
+    if key is None:
+        offset = jnp.full((num_rays, num_samples), 0.5)
+    else:
+        offset = jax.random.uniform(key, (num_rays, num_samples))
+    return edges[None, :-1] + offset * (far - near) / num_samples
+
+
+def proposal_density(nearest_m: Float[Array, "*batch s"]) -> Float[Array, "*batch s"]:
+    """Return the unnormalised density of proposals, exp(-(d/0.03)^2) + 1e-3.
+
+    Args:
+      nearest_m: distance to the nearest particle [m], inf where there is none in reach.
+    """
+    return jnp.exp(-((nearest_m / _PROPOSAL_WIDTH) ** 2)) + _PROPOSAL_FLOOR
+
+
+def propose(
+    density: Float[Array, "r s"],
+    num_proposals: int,
+    near: float,
+    far: float,
+    key: PRNGKey | None,
+) -> Float[Array, "r p"]:
+    """Draw distances from a piecewise-constant density over equal strata, by inverse transform.
+
+    Args:
+      density: unnormalised density of each stratum of [near, far].
+      num_proposals: distances per ray.
+      near: start of the ray [m].
+      far: end of the ray [m].
+      key: jitters the quantiles; None takes their mid-points.
+
+    Returns:
+      Sorted distances [m], one per equal quantile.
+    """
+    num_rays, num_strata = density.shape
+    cdf = jnp.cumsum(density, axis=-1)
+    cdf = jnp.concatenate([jnp.zeros((num_rays, 1)), cdf / cdf[:, -1:]], axis=-1)
+    quantile = stratified(num_rays, num_proposals, 0.0, 1.0, key)
+    edges = jnp.linspace(near, far, num_strata + 1)
+    return jax.vmap(lambda q, c: jnp.interp(q, c, edges))(quantile, cdf)

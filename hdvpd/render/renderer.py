@@ -1,0 +1,176 @@
+"""The renderer: place samples, interpolate particles, shade and composite (spec section 6).
+
+Works on groups g of (cloud, rays): a group is one predicted frame of one window. Samples with no
+particle within reach are sorted to the end and skipped in chunks, so that only the search sees
+them; the chunks run over all groups at once.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hdvpd.array_typing import Array, Bool, Float, Int, PRNGKey
+from hdvpd.config import RenderConfig
+from hdvpd.host import Kernels
+from hdvpd.neighbors import Backend, Neighbors, knn
+from hdvpd.render.compositing import composite
+from hdvpd.render.kernels import annular_features, annular_sums
+from hdvpd.render.rays import proposal_density, propose, stratified
+from hdvpd.types import ParticleCloud, Rays, Rendering
+
+# Chunks per call in which samples are shaded: skipping wastes at most one in this many.
+_NUM_CHUNKS = 16
+
+
+class NerfMlp(nnx.Module):
+    """Interpolated features to colour and density."""
+
+    def __init__(self, in_dim: int, config: RenderConfig, *, rngs: nnx.Rngs):
+        widths = [in_dim] + [config.mlp_width] * config.mlp_depth
+        pairs = zip(widths[:-1], widths[1:], strict=True)
+        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairs])
+        self.out = nnx.Linear(widths[-1], 4, rngs=rngs)
+        self.density_scale = config.density_scale
+
+    def __call__(self, x: Float[Array, "q d"]) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+        """Return colour in [0, 1] and density per metre."""
+        for layer in self.hidden:
+            x = jax.nn.gelu(layer(x))
+        raw = self.out(x)
+        density = self.density_scale * jax.nn.softplus(raw[:, 3] - 1.0)
+        return jax.nn.sigmoid(raw[:, :3]), density
+
+
+class Renderer(nnx.Module):
+    """Annular-kernel Point-NeRF."""
+
+    def __init__(
+        self,
+        config: RenderConfig,
+        feature_dim: int,
+        *,
+        knn_backend: Backend,
+        kernels: Kernels,
+        rngs: nnx.Rngs,
+    ):
+        self.mlp = NerfMlp(len(config.radii) * (feature_dim + 1), config, rngs=rngs)
+        self.config = config
+        self.knn_backend: Backend = knn_backend
+        self.kernels: Kernels = kernels
+
+    def __call__(self, clouds: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
+        """Render rays of every group.
+
+        Args:
+          clouds: one cloud per group, axes (g).
+          rays: axes (g r).
+          key: jitters the training samples; None places the evaluation samples at mid-points.
+
+        Returns:
+          Colour, depth and opacity, axes (g r).
+        """
+        keys = None if key is None else jax.random.split(key, rays.z_scale.shape[0])
+        tdist = jax.vmap(self._place_samples)(clouds, rays, keys)
+        queries = rays.origins[:, :, None] + tdist[..., None] * rays.directions[:, :, None]
+        rgb, density = self._shade(clouds, queries)
+        return composite(rgb, density, tdist, rays.z_scale, self.config.far)
+
+    def _place_samples(
+        self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
+    ) -> Float[Array, "r s"]:
+        """Return sorted distances: strata plus proposals near particles; no gradient."""
+        config = self.config
+        num_rays = rays.z_scale.shape[0]
+        if key is None:
+            keys, counts = (None, None), (config.eval_num_samples, config.eval_num_proposals)
+        else:
+            keys = tuple(jax.random.split(key))
+            counts = (config.num_samples, config.num_proposals)
+        tdist = stratified(num_rays, counts[0], config.near, config.far, keys[0])
+        if counts[1] == 0:
+            return tdist
+        queries = rays.origins[:, None] + tdist[..., None] * rays.directions[:, None]
+        nearest = self._search(cloud, queries.reshape(-1, 3), 1, config.cutoff)
+        density = proposal_density(nearest.distances.reshape(tdist.shape))
+        proposals = propose(density, counts[1], config.near, config.far, keys[1])
+        return jax.lax.stop_gradient(jnp.sort(jnp.concatenate([tdist, proposals], -1), -1))
+
+    def _search(
+        self, cloud: ParticleCloud, queries: Float[Array, "q 3"], k: int, max_distance: float
+    ) -> Neighbors:
+        with jax.named_scope("render_neighbors"):
+            return knn(
+                queries,
+                cloud.positions,
+                k,
+                mask=cloud.mask,
+                max_distance=max_distance,
+                backend=self.knn_backend,
+            )
+
+    def _shade(
+        self, clouds: ParticleCloud, queries: Float[Array, "g r s 3"]
+    ) -> tuple[Float[Array, "g r s 3"], Float[Array, "g r s"]]:
+        """Return colour and density of every sample; density is 0 out of reach."""
+        config = self.config
+        shape = queries.shape[:-1]
+        # Beyond three bandwidths of the outermost annulus a particle weighs less than 2e-4.
+        support = max(r + 3 * b for r, b in zip(config.radii, config.bandwidths, strict=True))
+        flat = queries.reshape(shape[0], -1, 3)
+        neighbors = jax.vmap(
+            lambda cloud, points: self._search(
+                cloud, points, config.num_neighbors, max(support, config.cutoff)
+            )
+        )(clouds, flat)
+        num_particles = clouds.mask.shape[1]
+        first = jnp.arange(shape[0], dtype=jnp.int32)[:, None, None] * num_particles
+        rgb, density = self._shade_reached(
+            clouds.positions.reshape(-1, 3),
+            clouds.features.reshape(-1, clouds.features.shape[-1]),
+            flat.reshape(-1, 3),
+            (neighbors.indices + first).reshape(-1, config.num_neighbors),
+            neighbors.distances.reshape(-1, config.num_neighbors),
+        )
+        return rgb.reshape(*shape, 3), density.reshape(shape)
+
+    def _shade_reached(
+        self,
+        positions: Float[Array, "n 3"],
+        features: Float[Array, "n c"],
+        queries: Float[Array, "q 3"],
+        indices: Int[Array, "q k"],
+        distances: Float[Array, "q k"],
+    ) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+        """Interpolate and shade in chunks, skipping the chunks that hold no sample in reach."""
+        config = self.config
+        reached = distances[:, 0] <= config.cutoff
+        order = jnp.argsort(~reached, stable=True)
+        num_queries = queries.shape[0]
+        chunk = -(-num_queries // _NUM_CHUNKS)
+        padding = (0, chunk * _NUM_CHUNKS - num_queries)
+
+        def chunked(x: Array) -> Array:
+            x = jnp.pad(x[order], (padding, *((0, 0),) * (x.ndim - 1)))
+            return x.reshape(_NUM_CHUNKS, chunk, *x.shape[1:])
+
+        def shade(
+            queries: Float[Array, "q 3"], indices: Int[Array, "q k"], found: Bool[Array, "q k"]
+        ) -> Float[Array, "q 4"]:
+            sums = annular_sums(
+                positions, features, queries, indices, found,
+                config.radii, config.bandwidths, self.kernels,
+            )  # fmt: skip
+            rgb, density = self.mlp(annular_features(sums))
+            return jnp.concatenate([rgb, density[:, None]], axis=-1)
+
+        def body(_: None, inputs: tuple[Array, ...]) -> tuple[None, Float[Array, "q 4"]]:
+            *arrays, any_reached = inputs
+            empty = jnp.zeros((chunk, 4))
+            return None, jax.lax.cond(any_reached, shade, lambda *_: empty, *arrays)
+
+        found = jnp.isfinite(distances)
+        inputs = (chunked(queries), chunked(indices), chunked(found))
+        _, shaded = jax.lax.scan(body, None, (*inputs, chunked(reached).any(1)))
+        inverse = jnp.argsort(order)
+        shaded = shaded.reshape(-1, 4)[inverse]
+        return shaded[:, :3], jnp.where(reached, shaded[:, 3], 0.0)

@@ -1,0 +1,130 @@
+"""One training step: a pure, jitted function of (state, batch).
+
+Everything random is a function of (seed, step), so a resumed run repeats an uninterrupted one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from hdvpd.array_typing import Array, Int, pytree
+from hdvpd.config import Config, SceneSpec
+from hdvpd.model import Model
+from hdvpd.training.optimizer import create_optimizer, learning_rate
+from hdvpd.types import Batch
+
+Params = Any
+Metrics = dict[str, jax.Array]
+
+
+@pytree
+class TrainState:
+    """All that a training step changes.
+
+    Attributes:
+      step: steps done.
+      params: pure nested dictionary of parameters.
+      opt_state: optax state.
+      nonfinite_in_row: skipped steps since the last good one.
+      nonfinite_total: skipped steps of the whole run.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: Any
+    nonfinite_in_row: Int[Array, ""]
+    nonfinite_total: Int[Array, ""]
+
+
+def create_model(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, Params]:
+    """Build the model; return its graph definition and its parameters as a pure dictionary."""
+    model = Model(config, scene, rngs=nnx.Rngs(params=config.train.seed))
+    graphdef, state = nnx.split(model)
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def merge_model(graphdef: nnx.GraphDef, params: Params) -> Model:
+    """Put parameters into a model; the inverse of `create_model`."""
+    return nnx.merge(graphdef, nnx.State(params))
+
+
+def create_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, TrainState]:
+    """Return the model's definition and the state before the first step."""
+    graphdef, params = create_model(config, scene)
+    zero = jnp.zeros((), jnp.int32)
+    return graphdef, TrainState(
+        step=zero,
+        params=params,
+        opt_state=create_optimizer(config.train).init(params),
+        nonfinite_in_row=jnp.zeros((), jnp.int32),
+        nonfinite_total=jnp.zeros((), jnp.int32),
+    )
+
+
+def make_train_step(
+    config: Config, graphdef: nnx.GraphDef
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Return the jitted step; it donates the state.
+
+    A non-finite loss or gradient leaves parameters and optimiser as they were and is counted
+    (spec T4); the step number advances, so that the next batch is another one.
+    """
+    optimizer = create_optimizer(config.train)
+    schedule = learning_rate(config.train)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+
+        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+            per_step = merge_model(graphdef, params).loss(batch, key)
+            return per_step.mean(), per_step
+
+        (value, per_step), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+        # Zeros instead of NaN also keep the optimiser's own arithmetic finite.
+        grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        skipped = (~finite).astype(jnp.int32)
+        new_state = TrainState(
+            step=state.step + 1,
+            params=kept[0],
+            opt_state=kept[1],
+            nonfinite_in_row=(state.nonfinite_in_row + 1) * skipped,
+            nonfinite_total=state.nonfinite_total + skipped,
+        )
+        metrics = {
+            "loss": value,
+            "grad_norm": grad_norm,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "nonfinite": skipped,
+            "nonfinite_in_row": new_state.nonfinite_in_row,
+        }
+        metrics |= {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
+        return new_state, metrics
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def make_validate(
+    config: Config, graphdef: nnx.GraphDef
+) -> Callable[[Params, Batch, jax.Array], Metrics]:
+    """Return the jitted validation loss of a batch, total and per predicted step."""
+    del config
+
+    def validate(params: Params, batch: Batch, key: jax.Array) -> Metrics:
+        per_step = merge_model(graphdef, params).loss(batch, key)
+        metrics = {"loss": per_step.mean()}
+        return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
+
+    return jax.jit(validate)
