@@ -1,0 +1,375 @@
+"""What a native data set says about itself: `dataset.json`, `episode.json`, expected arrays.
+
+Parsing only: nothing here reads arrays. Every function takes the decoded JSON and the file it
+came from, which its messages name. Unknown keys are kept and ignored; an unknown version is
+refused. docs/data-format.md is the description for users.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hdvpd.errors import UserError
+from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton
+
+FORMAT = "hdvpd-dataset"
+VERSION = 1
+SPLITS = ("train", "validation", "test")
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CameraInfo:
+    """One camera of a data set.
+
+    Attributes:
+      height: image rows [px].
+      width: image columns [px].
+      depth_unit_m: metres per stored unit of depth.
+      mount: "world", or the link that carries the camera.
+    """
+
+    height: int
+    width: int
+    depth_unit_m: float
+    mount: str
+
+
+@dataclass(frozen=True)
+class RobotInfo:
+    """The robot of a data set.
+
+    Attributes:
+      name: of the robot.
+      joints: names, in the order of the joint arrays.
+      links: names, in the order of the link arrays.
+      skeleton: how link origins become kinematic points.
+    """
+
+    name: str
+    joints: tuple[str, ...]
+    links: tuple[str, ...]
+    skeleton: Skeleton
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """One episode of a data set.
+
+    Attributes:
+      number: its folder, `episodes/<number, six digits>`.
+      length: frames.
+      task: what the robot does.
+      split: train, validation or test.
+      seed: of the simulation, or None.
+      success: whether the task was reached, or None where nobody judged.
+      joint_positions_source: measured, or targets.
+      joint_targets_source: commanded, or next_positions.
+    """
+
+    number: int
+    length: int
+    task: str
+    split: str
+    seed: int | None = None
+    success: bool | None = None
+    joint_positions_source: str = "measured"
+    joint_targets_source: str = "commanded"
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Content of dataset.json.
+
+    Attributes:
+      rate_hz: frames per second.
+      licence: of the data.
+      cameras: by name, in the order of the file.
+      robot: joints, links and kinematic points.
+      workspace_min: lower corner of the workspace box, world frame [m].
+      workspace_max: upper corner of the workspace box, world frame [m].
+      raw: the whole decoded file, unknown keys included.
+    """
+
+    rate_hz: float
+    licence: str
+    cameras: dict[str, CameraInfo]
+    robot: RobotInfo
+    workspace_min: tuple[float, float, float]
+    workspace_max: tuple[float, float, float]
+    raw: Json = dataclasses.field(repr=False)
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and type an array of an episode must have.
+
+    Attributes:
+      shapes: the shapes allowed; more than one where a row per frame is optional.
+      dtypes: the types allowed.
+      dimensions: names of the axes of the longest shape.
+      optional: whether an episode may lack it.
+      chunk_frames: whether each frame is a chunk of its own inside a shard.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    dimensions: tuple[str, ...]
+    optional: bool = False
+    chunk_frames: bool = False
+
+
+def parse_dataset(raw: Json, file: Path) -> DatasetInfo:
+    """Read a decoded dataset.json.
+
+    Args:
+      raw: the decoded file.
+      file: where it came from.
+
+    Returns:
+      The checked content.
+
+    Raises:
+      UserError: another format or version, a missing key or an impossible value.
+    """
+    if not isinstance(raw, Mapping) or raw.get("format") != FORMAT:
+        raise UserError(
+            f"{file} does not describe an hdvpd data set: its 'format' should be '{FORMAT}'. "
+            "Give the folder that `hdvpd data simulate --out` wrote."
+        )
+    if raw.get("version") != VERSION:
+        raise UserError(
+            f"{file} has format version {raw.get('version')!r}; this hdvpd reads version "
+            f"{VERSION}. Install the hdvpd that wrote it, or write the data set again."
+        )
+    cameras = {
+        name: _parse_camera(camera, f"cameras.{name}", file)
+        for name, camera in _get(raw, "cameras", Mapping, file).items()
+    }
+    if not cameras:
+        raise UserError(f"{file}: 'cameras' is empty; a data set needs at least one camera.")
+    rate_hz = _number(raw, "rate_hz", file)
+    if not rate_hz > 0:
+        raise UserError(f"{file}: rate_hz = {rate_hz} must be positive [frames per second].")
+    workspace = _get(raw, "workspace", Mapping, file)
+    low, high = _corner(workspace, "min", file), _corner(workspace, "max", file)
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise UserError(f"{file}: workspace.min = {low} must lie below workspace.max = {high}.")
+    return DatasetInfo(
+        rate_hz=rate_hz,
+        licence=str(raw.get("licence", "unknown")),
+        cameras=cameras,
+        robot=_parse_robot(_get(raw, "robot", Mapping, file), file),
+        workspace_min=low,
+        workspace_max=high,
+        raw=raw,
+    )
+
+
+def parse_episode(raw: Json, number: int, file: Path) -> EpisodeInfo:
+    """Read a decoded episode.json.
+
+    Args:
+      raw: the decoded file.
+      number: of the episode, from its folder.
+      file: where it came from.
+
+    Returns:
+      The checked content.
+
+    Raises:
+      UserError: a missing key or an impossible value.
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{file} should hold one JSON object; restore it or delete the episode.")
+    length = _get(raw, "length", int, file)
+    split = _get(raw, "split", str, file)
+    if length < 1:
+        raise UserError(f"{file}: length = {length} must be at least 1; delete the episode.")
+    if split not in SPLITS:
+        raise UserError(f"{file}: split = {split!r} should be one of {', '.join(SPLITS)}.")
+    return EpisodeInfo(
+        number=number,
+        length=length,
+        task=str(raw.get("task", "unknown")),
+        split=split,
+        seed=raw.get("seed"),
+        success=raw.get("success"),
+        joint_positions_source=str(raw.get("joint_positions_source", "measured")),
+        joint_targets_source=str(raw.get("joint_targets_source", "commanded")),
+    )
+
+
+def array_specs(info: DatasetInfo, length: int) -> dict[str, ArraySpec]:
+    """List the arrays an episode must or may have, privileged truth aside.
+
+    Args:
+      info: of the data set.
+      length: frames of the episode.
+
+    Returns:
+      Expectations by path inside the episode's folder.
+    """
+    frames, joints, links = length, len(info.robot.joints), len(info.robot.links)
+    pose = ("time", "row", "column")
+    link_pose = ("time", "link", "row", "column")
+    specs = {"time_s": ArraySpec(((frames,),), ("float64",), ("time",))}
+    for name, camera in info.cameras.items():
+        image = (frames, camera.height, camera.width)
+        folder = f"cameras/{name}"
+        specs[f"{folder}/rgb"] = ArraySpec(
+            ((*image, 3),), ("uint8",), ("time", "row", "column", "channel"), chunk_frames=True
+        )
+        specs[f"{folder}/depth"] = ArraySpec(
+            (image,), ("float32", "uint16"), ("time", "row", "column"), chunk_frames=True
+        )
+        for key, size in (("intrinsics", 3), ("camera_to_world", 4)):
+            shapes = ((size, size), (frames, size, size))
+            if camera.mount != "world" and key == "camera_to_world":
+                shapes = shapes[1:]
+            specs[f"{folder}/{key}"] = ArraySpec(shapes, ("float64",), pose)
+    for key in ("joint_positions", "joint_targets"):
+        specs[f"robot/{key}"] = ArraySpec(((frames, joints),), ("float32",), ("time", "joint"))
+    for key in ("link_to_world", "target_link_to_world"):
+        specs[f"robot/{key}"] = ArraySpec(
+            ((frames, links, 4, 4),), ("float32",), link_pose, optional=True
+        )
+    return specs
+
+
+def split_of(number: int, episodes: int) -> Literal["train", "validation", "test"]:
+    """Say to which split a simulated episode belongs.
+
+    Args:
+      number: of the episode.
+      episodes: of the data set.
+
+    Returns:
+      By the last digit: 8 is validation, 9 is test. Of fewer than ten episodes the last is test
+      and the one before it validation, as long as one remains for training.
+    """
+    if episodes >= 10:
+        validation, test = number % 10 == 8, number % 10 == 9
+    else:
+        validation = number == episodes - 2 and episodes >= 3
+        test = number == episodes - 1 and episodes >= 2
+    return "validation" if validation else "test" if test else "train"
+
+
+def _parse_camera(raw: Any, key: str, file: Path) -> CameraInfo:
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{file}: {key} = {raw!r} should be an object with height and width.")
+    conventions = {"axes": "opencv", "pixel_centre": 0.5, "depth": "planar_z"}
+    for name, expected in conventions.items():
+        if raw.get(name, expected) != expected:
+            raise UserError(
+                f"{file}: {key}.{name} = {raw[name]!r}, but the native format stores "
+                f"{expected!r}; convert the data set."
+            )
+    height, width = _get(raw, "height", int, file, key), _get(raw, "width", int, file, key)
+    unit = _number(raw, "depth_unit_m", file, key) if "depth_unit_m" in raw else 1.0
+    if height < 1 or width < 1 or not unit > 0:
+        raise UserError(
+            f"{file}: {key} has height {height}, width {width} and depth_unit_m {unit}; "
+            "all must be positive."
+        )
+    return CameraInfo(height, width, unit, str(raw.get("mount", "world")))
+
+
+def _parse_robot(raw: Json, file: Path) -> RobotInfo:
+    joints = [_get(j, "name", str, file, "robot.joints") for j in _objects(raw, "joints", file)]
+    links = _objects(raw, "links", file)
+    names = [_get(link, "name", str, file, "robot.links") for link in links]
+    for kind, listed in (("joints", joints), ("links", names)):
+        twice = sorted({name for name in listed if listed.count(name) > 1})
+        if twice:
+            raise UserError(f"{file}: robot.{kind} names {twice[0]!r} twice; names are unique.")
+    skeleton = raw.get("skeleton") or _default_skeleton(links, names)
+    return RobotInfo(
+        name=str(raw.get("name", "unknown")),
+        joints=tuple(joints),
+        links=tuple(names),
+        skeleton=_parse_skeleton(skeleton, links, names, joints, file),
+    )
+
+
+def _default_skeleton(links: Sequence[Json], names: Sequence[str]) -> Json:
+    pairs = [[link.get("parent"), link["name"]] for link in links if link.get("parent") in names]
+    return {"points": list(names), "segments": pairs}
+
+
+def _parse_skeleton(
+    raw: Json, links: Sequence[Json], names: Sequence[str], joints: Sequence[str], file: Path
+) -> Skeleton:
+    def index(listed: Sequence[str], name: Any, key: str) -> int:
+        if name not in listed:
+            raise UserError(
+                f"{file}: {key} names {name!r}, which the robot does not have; it has "
+                f"{', '.join(listed)}."
+            )
+        return listed.index(name)
+
+    points = [index(names, name, "robot.skeleton.points") for name in raw.get("points", [])]
+    segments = []
+    for pair in raw.get("segments", []):
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise UserError(f"{file}: robot.skeleton.segments has {pair!r}; give pairs of links.")
+        a, b = (index(names, name, "robot.skeleton.segments") for name in pair)
+        segments.append((a, b))
+    if not points and not segments:
+        raise UserError(
+            f"{file}: the robot has no kinematic points; list at least one link under "
+            "robot.links or robot.skeleton.points."
+        )
+    opening = {
+        arm: index(joints, entry["gripper"], f"robot.skeleton.arms.{arm}.gripper")
+        for arm, entry in raw.get("arms", {}).items()
+        if isinstance(entry, Mapping) and "gripper" in entry
+    }
+    gripper_of_link = [opening.get(str(link.get("arm")), -1) for link in links]
+    # A point between two links moves with the arm of the second, which is the farther one.
+    grippers = [gripper_of_link[p] for p in points]
+    grippers += [gripper_of_link[b] for _, b in segments for _ in range(POINTS_PER_SEGMENT)]
+    return Skeleton(tuple(points), tuple(segments), tuple(grippers))
+
+
+def _objects(raw: Json, key: str, file: Path) -> list[Json]:
+    value = _get(raw, key, list, file, "robot")
+    if not all(isinstance(entry, Mapping) for entry in value):
+        raise UserError(f"{file}: robot.{key} should be a list of objects with a 'name'.")
+    return value
+
+
+def _get(raw: Json, key: str, kind: type, file: Path, where: str = "") -> Any:
+    path = f"{where}.{key}" if where else key
+    if key not in raw:
+        raise UserError(f"{file}: '{path}' is missing; see docs/data-format.md.")
+    value = raw[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(
+            f"{file}: {path} = {value!r} should be a {kind.__name__.lower()}; "
+            "see docs/data-format.md."
+        )
+    return value
+
+
+def _number(raw: Json, key: str, file: Path, where: str = "") -> float:
+    path = f"{where}.{key}" if where else key
+    value = raw.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UserError(f"{file}: {path} = {value!r} should be a number; see docs/data-format.md.")
+    return float(value)
+
+
+def _corner(raw: Json, key: str, file: Path) -> tuple[float, float, float]:
+    value = raw.get(key)
+    if not (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(x, int | float) and not isinstance(x, bool) for x in value)
+    ):
+        raise UserError(f"{file}: workspace.{key} = {value!r} should be three numbers [m].")
+    return float(value[0]), float(value[1]), float(value[2])

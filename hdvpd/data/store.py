@@ -1,0 +1,308 @@
+"""Reading a native data set: what it holds, and its arrays, checked.
+
+A `Dataset` knows its cameras, robot and episodes from the JSON files; arrays are opened when they
+are asked for (0.1 ms each), so the number of open files does not grow with the data set and
+threads share nothing. Every fault becomes one `UserError` that names file, episode and frame.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore
+
+from hdvpd.config import DataConfig, SceneSpec
+from hdvpd.data import schema
+from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.writer import episode_folder, finished_episodes
+from hdvpd.errors import UserError
+
+
+class Dataset:
+    """An opened native data set.
+
+    Attributes:
+      path: its folder.
+      info: the checked dataset.json.
+      episodes: every finished episode, by ascending number.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Read dataset.json and every episode.json.
+
+        Args:
+          path: folder of the data set.
+
+        Raises:
+          UserError: it does not exist, is no data set, holds no episode or is damaged.
+        """
+        self.path = Path(path)
+        file = self.path / "dataset.json"
+        if not file.is_file():
+            raise UserError(
+                f"There is no data set at {self.path} ({file.name} is missing). Simulate one with "
+                f"`hdvpd data simulate --out {self.path}`, or name another folder with --data.path."
+            )
+        self.info = schema.parse_dataset(_read_json(file), file)
+        self.episodes = tuple(self._read_episode(n) for n in finished_episodes(self.path))
+        if not self.episodes:
+            raise UserError(
+                f"The data set {self.path} holds no finished episode. Run the `hdvpd data "
+                "simulate` command that began it again; it continues where it stopped."
+            )
+        self._by_number = {episode.number: episode for episode in self.episodes}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras."""
+        return tuple(self.info.cameras)
+
+    @property
+    def robot(self) -> schema.RobotInfo:
+        """Joints, links and kinematic points."""
+        return self.info.robot
+
+    @property
+    def workspace_min(self) -> tuple[float, float, float]:
+        """Lower corner of the workspace box, world frame [m]."""
+        return self.info.workspace_min
+
+    @property
+    def workspace_max(self) -> tuple[float, float, float]:
+        """Upper corner of the workspace box, world frame [m]."""
+        return self.info.workspace_max
+
+    @property
+    def rate_hz(self) -> float:
+        """Frames per second."""
+        return self.info.rate_hz
+
+    def episode(self, number: int) -> EpisodeInfo:
+        """Return what is known of one episode.
+
+        Args:
+          number: of the episode.
+
+        Returns:
+          Its length, task and split.
+
+        Raises:
+          UserError: there is no such episode.
+        """
+        if number not in self._by_number:
+            raise UserError(
+                f"The data set {self.path} has no episode {number}; it has "
+                f"{self.episodes[0].number} to {self.episodes[-1].number}."
+            )
+        return self._by_number[number]
+
+    def split(self, name: str) -> tuple[EpisodeInfo, ...]:
+        """Return the episodes of a split.
+
+        Args:
+          name: train, validation or test.
+
+        Returns:
+          Episodes by ascending number; none if the split is empty.
+        """
+        return tuple(episode for episode in self.episodes if episode.split == name)
+
+    def identity(self) -> str:
+        """Return a fingerprint of what the data set says it holds.
+
+        Returns:
+          A hexadecimal digest of dataset.json and every episode's length, task and split; it does
+          not depend on where the data set lies.
+        """
+        listed = [[e.number, e.length, e.task, e.split, e.seed] for e in self.episodes]
+        text = json.dumps([self.info.raw, listed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def scene_spec(self, data_config: DataConfig) -> SceneSpec:
+        """Say what a model must know before it can be built for this data set.
+
+        Args:
+          data_config: may override the workspace box.
+
+        Returns:
+          Number of kinematic points and the workspace box.
+
+        Raises:
+          UserError: the box is empty.
+        """
+        low = _corner(data_config.workspace_min) or self.workspace_min
+        high = _corner(data_config.workspace_max) or self.workspace_max
+        if not all(a < b for a, b in zip(low, high, strict=True)):
+            raise UserError(
+                f"data.workspace_min = {low} must lie below data.workspace_max = {high} in every "
+                "coordinate; leave both empty to use the data set's own box."
+            )
+        return SceneSpec(self.robot.skeleton.num_points, low, high)
+
+    def open_array(self, number: int, name: str) -> tensorstore.TensorStore:
+        """Open one array of an episode and check what it claims to be.
+
+        Args:
+          number: of the episode.
+          name: its path inside the episode, for instance `cameras/cam0/rgb`.
+
+        Returns:
+          The array, not read yet.
+
+        Raises:
+          UserError: it is missing, unreadable, or has another shape or type than it should.
+        """
+        file = episode_folder(self.path, number) / name
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str(file)},
+            # By default a missing shard would read as zeros.
+            "fill_missing_data_reads": False,
+        }
+        try:
+            array = tensorstore.open(spec, open=True, read=True).result()
+        except ValueError as error:
+            reason = "it is missing" if not file.exists() else str(error).split(" [", 1)[0]
+            raise UserError(
+                f"{file}: array '{name}' of episode {number} cannot be opened: {reason}. Restore "
+                f"it from a copy, or delete {file.parents[len(Path(name).parts) - 1]} and write "
+                "the episode again."
+            ) from error
+        expected = schema.array_specs(self.info, self.episode(number).length).get(name)
+        if expected is not None:
+            self._check(array, expected, number, name, file)
+        return array
+
+    def has_array(self, number: int, name: str) -> bool:
+        """Say whether an episode has an array.
+
+        Args:
+          number: of the episode.
+          name: its path inside the episode.
+
+        Returns:
+          Whether it is there; it may still be damaged.
+        """
+        return (episode_folder(self.path, number) / name / "zarr.json").is_file()
+
+    def read(
+        self, number: int, name: str, start: int | None = None, length: int | None = None
+    ) -> np.ndarray:
+        """Read an array of an episode, or some of its frames.
+
+        Args:
+          number: of the episode.
+          name: its path inside the episode.
+          start: first frame, or None for the whole array.
+          length: frames to read, when start is given.
+
+        Returns:
+          The values as stored.
+
+        Raises:
+          UserError: it is missing, damaged, or not what it should be.
+        """
+        return self.read_many(number, [name], start, length)[name]
+
+    def read_many(
+        self, number: int, names: list[str], start: int | None = None, length: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Read several arrays of an episode at once.
+
+        Args:
+          number: of the episode.
+          names: their paths inside the episode.
+          start: first frame, or None for whole arrays.
+          length: frames to read, when start is given.
+
+        Returns:
+          The values as stored, by name.
+
+        Raises:
+          UserError: one is missing, damaged, or not what it should be.
+        """
+        views = {}
+        for name in names:
+            array = self.open_array(number, name)
+            fixed = name.endswith(("/intrinsics", "/camera_to_world")) and array.rank == 2
+            if start is not None and not fixed:
+                array = array[start : start + (length or 1)]
+            views[name] = array
+        futures = {name: view.read() for name, view in views.items()}
+        values = {}
+        for name, future in futures.items():
+            try:
+                values[name] = np.asarray(future.result())
+            except ValueError as error:
+                raise self._damaged(number, name, views[name], error) from error
+        return values
+
+    def _read_episode(self, number: int) -> EpisodeInfo:
+        file = episode_folder(self.path, number) / "episode.json"
+        return schema.parse_episode(_read_json(file), number, file)
+
+    def _check(
+        self,
+        array: tensorstore.TensorStore,
+        expected: schema.ArraySpec,
+        number: int,
+        name: str,
+        file: Path,
+    ) -> None:
+        dtype = array.dtype.name
+        if dtype not in expected.dtypes:
+            raise UserError(
+                f"{file}: array '{name}' of episode {number} has type {dtype}, expected "
+                f"{' or '.join(expected.dtypes)}; write it again with that type."
+            )
+        if tuple(array.shape) not in expected.shapes:
+            raise UserError(
+                f"{file}: array '{name}' of episode {number} has shape {tuple(array.shape)}, "
+                f"expected {' or '.join(map(str, expected.shapes))} from dataset.json and "
+                "episode.json; write the episode again."
+            )
+
+    def _damaged(
+        self, number: int, name: str, view: tensorstore.TensorStore, error: Exception
+    ) -> UserError:
+        folder = episode_folder(self.path, number)
+        frame = _first_damaged_frame(view)
+        where = "" if frame is None else f" frame {frame}"
+        reason = str(error).split(":", 1)[0]
+        meaning = {"DATA_LOSS": "its checksum does not match", "NOT_FOUND": "data are missing"}
+        return UserError(
+            f"{folder / name}: array '{name}' of episode {number}{where} is damaged "
+            f"({meaning.get(reason, str(error).split(' [', 1)[0])}). Restore it from a copy, or "
+            f"delete {folder} and run the command that wrote the data set again."
+        )
+
+
+def _first_damaged_frame(view: tensorstore.TensorStore) -> int | None:
+    if view.rank < 3:
+        return None
+    begin, end = view.domain[0].inclusive_min, view.domain[0].exclusive_max
+    for frame in range(begin, end):
+        try:
+            view[frame].read().result()
+        except ValueError:
+            return frame
+    return None
+
+
+def _corner(values: tuple[float, ...]) -> tuple[float, float, float] | None:
+    return (float(values[0]), float(values[1]), float(values[2])) if values else None
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file} is missing; restore it, or delete the folder {file.parent}."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error}); restore it from a copy, or write it again."
+        ) from error

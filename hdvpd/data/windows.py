@@ -1,0 +1,400 @@
+"""Windows: fixed numbers of frames cut from episodes, addressed by an index.
+
+A window is `(episode, start)`. Which windows a training step sees is a pure function of
+`(seed, step)`, so order does not depend on threads and a resumed run reads what an uninterrupted
+one would have read. Row f of a window is frame `start + f`; rows 0 and 1 are observed. The robot of
+a later row is where it was told to be: row t - 1 of the stored targets is commanded from frame
+t - 1 to frame t.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from PIL import Image
+
+from hdvpd import kinematics
+from hdvpd.array_typing import Bool, Float, UInt8
+from hdvpd.config import DataConfig
+from hdvpd.data.store import Dataset
+from hdvpd.data.writer import episode_folder
+from hdvpd.errors import UserError
+from hdvpd.types import Batch, Camera, RgbdFrames, RobotPoints
+
+OBSERVED_FRAMES = 2
+ROTATION_TOLERANCE = 1e-4
+"""Largest entry of R R^T - 1 accepted; float32 poses reach 1e-6."""
+
+
+class WindowIndex:
+    """All windows of a split.
+
+    Attributes:
+      split: train, validation or test.
+      length: frames per window.
+      episodes: episodes long enough for a window.
+      skipped: episodes of the split that are too short.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, length: int) -> None:
+        """List the windows.
+
+        Args:
+          dataset: to read from.
+          split: train, validation or test.
+          length: frames per window, observed ones included.
+
+        Raises:
+          UserError: the split has no episode, or none that is long enough.
+        """
+        listed = dataset.split(split)
+        if not listed:
+            counts = ", ".join(
+                f"{name} {len(dataset.split(name))}" for name in ("train", "validation", "test")
+            )
+            raise UserError(
+                f"The data set {dataset.path} has no episode in split '{split}' (episodes: "
+                f"{counts}). Simulate more episodes: ten or more fill every split."
+            )
+        self.split, self.length = split, length
+        self.episodes = tuple(e for e in listed if e.length >= length)
+        self.skipped = tuple(e for e in listed if e.length < length)
+        if not self.episodes:
+            longest = max(listed, key=lambda e: e.length)
+            raise UserError(
+                f"No episode of split '{split}' of {dataset.path} has the {length} frames a "
+                f"window needs ({OBSERVED_FRAMES} observed and {length - OBSERVED_FRAMES} "
+                f"predicted); the longest is episode {longest.number} with {longest.length}. "
+                f"Predict at most {max(longest.length - OBSERVED_FRAMES, 0)} steps, or simulate "
+                f"with --steps {length - 1} or more."
+            )
+        if self.skipped:
+            numbers = ", ".join(str(e.number) for e in self.skipped)
+            logging.getLogger("hdvpd").warning(
+                "%s: episodes %s of split '%s' are shorter than a window of %d frames and are "
+                "left out.", dataset.path, numbers, split, length
+            )  # fmt: skip
+        self._ends = np.cumsum([e.length - length + 1 for e in self.episodes])
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Return one window.
+
+        Args:
+          index: 0 .. len - 1, by episode and then by start frame.
+
+        Returns:
+          Number of the episode and first frame.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        position = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[position - 1]) if position else 0
+        return self.episodes[position].number, index - before
+
+    def sample(self, seed: int, step: int, batch_size: int) -> list[tuple[int, int]]:
+        """Choose the windows of a training step.
+
+        Windows are visited in passes; every pass is a permutation of all windows that only seed
+        and pass decide. So each draw is uniform over episodes and start frames, and nothing is
+        repeated before everything has been seen.
+
+        Args:
+          seed: of the run.
+          step: of the training.
+          batch_size: windows per step.
+
+        Returns:
+          Windows; a pure function of the arguments.
+        """
+        positions = range(step * batch_size, (step + 1) * batch_size)
+        return [
+            self[int(_permutation(seed, p // len(self), len(self))[p % len(self)])]
+            for p in positions
+        ]
+
+    def spread(self, windows_per_episode: int) -> list[tuple[int, int]]:
+        """Choose windows for evaluation, evenly spread from frame 0 of every episode.
+
+        Args:
+          windows_per_episode: at most; short episodes have fewer.
+
+        Returns:
+          Windows, by episode and start frame.
+        """
+        chosen = []
+        for episode in self.episodes:
+            starts = episode.length - self.length + 1
+            count = min(windows_per_episode, starts)
+            chosen += [(episode.number, i * starts // count) for i in range(count)]
+        return chosen
+
+
+@functools.lru_cache(maxsize=8)
+def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def select_cameras(dataset: Dataset, data_config: DataConfig) -> tuple[str, ...]:
+    """Return the cameras an experiment reads.
+
+    Args:
+      dataset: to read from.
+      data_config: names them, or leaves it to the data set.
+
+    Returns:
+      Names, in the order of the views.
+
+    Raises:
+      UserError: a camera does not exist.
+    """
+    for name in data_config.cameras:
+        if name not in dataset.cameras:
+            raise UserError(
+                f"data.cameras names {name!r}, which the data set {dataset.path} does not have; "
+                f"it has {', '.join(dataset.cameras)}."
+            )
+    return data_config.cameras or dataset.cameras
+
+
+def read_window(
+    dataset: Dataset, episode: int, start: int, length: int, data_config: DataConfig
+) -> Batch:
+    """Read one window.
+
+    Args:
+      dataset: to read from.
+      episode: number of the episode.
+      start: first frame.
+      length: frames.
+      data_config: cameras and image size; frames of another size are resized.
+
+    Returns:
+      Numpy arrays without a batch axis: axes (f v) for frames, (f) for the robot.
+
+    Raises:
+      UserError: the window lies outside the episode, or what is stored is damaged or impossible.
+    """
+    available = dataset.episode(episode).length
+    if start < 0 or length < OBSERVED_FRAMES or start + length > available:
+        raise UserError(
+            f"Episode {episode} of {dataset.path} has frames 0 to {available - 1}; a window of "
+            f"{length} frames from frame {start} does not fit."
+        )
+    cameras = select_cameras(dataset, data_config)
+    names = [f"cameras/{c}/{key}" for c in cameras for key in _CAMERA_ARRAYS]
+    missing = [n for n in _LINK_ARRAYS if not dataset.has_array(episode, n)]
+    if missing:
+        raise UserError(
+            f"{episode_folder(dataset.path, episode)} lacks the array '{missing[0]}'. The model "
+            "needs the link poses of measured and commanded joints; store both "
+            "(docs/data-format.md, robot geometry)."
+        )
+    # The commanded pose of the first predicted frame is row 1 of the window, never a later row.
+    values = dataset.read_many(episode, names + _ROBOT_ARRAYS + _LINK_ARRAYS, start, length)
+    where = _Where(dataset, episode, start)
+    views = [_read_view(values, where, c, length, data_config) for c in cameras]
+    frames = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *views)
+    return Batch(
+        frames=frames,
+        robot=_read_robot(values, where),
+        episode=np.asarray(episode, np.int32),
+        start=np.asarray(start, np.int32),
+    )
+
+
+def stack_windows(windows: Sequence[Batch]) -> Batch:
+    """Put windows side by side.
+
+    Args:
+      windows: of equal length, cameras and image size.
+
+    Returns:
+      The same with a leading batch axis.
+    """
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *windows)
+
+
+def replace_actions(batch: Batch, other: Batch) -> Batch:
+    """Give windows the actions of others: the shuffled-action control.
+
+    Args:
+      batch: whose images and observed robot stay.
+      other: whose commanded robot is taken for every predicted frame.
+
+    Returns:
+      The combination.
+    """
+    row_axis = batch.robot.gripper.ndim - 2
+
+    def combine(own: np.ndarray, foreign: np.ndarray) -> np.ndarray:
+        xp = own.__array_namespace__()
+        observed, planned = np.arange(OBSERVED_FRAMES), np.arange(OBSERVED_FRAMES, own.shape[row_axis])
+        return xp.concatenate(
+            [xp.take(own, observed, axis=row_axis), xp.take(foreign, planned, axis=row_axis)],
+            axis=row_axis,
+        )
+
+    robot = jax.tree.map(combine, batch.robot, other.robot)
+    return Batch(frames=batch.frames, robot=robot, episode=batch.episode, start=batch.start)
+
+
+_CAMERA_ARRAYS = ("rgb", "depth", "intrinsics", "camera_to_world")
+_ROBOT_ARRAYS = ["robot/joint_positions", "robot/joint_targets"]
+_LINK_ARRAYS = ["robot/link_to_world", "robot/target_link_to_world"]
+
+
+class _Where:
+    """Names a place in a data set for messages."""
+
+    def __init__(self, dataset: Dataset, episode: int, start: int) -> None:
+        self.dataset, self.episode, self.start = dataset, episode, start
+
+    def require(self, good: np.ndarray, name: str, found: str, remedy: str) -> None:
+        """Raise a UserError naming the first frame whose entry is False."""
+        if good.all():
+            return
+        frame = self.start + int(np.argmin(good))
+        file = episode_folder(self.dataset.path, self.episode) / name
+        raise UserError(
+            f"{file}: {found} in frame {frame} of episode {self.episode}. {remedy}"
+        )
+
+
+def _read_view(
+    values: dict[str, np.ndarray],
+    where: _Where,
+    camera: str,
+    length: int,
+    data_config: DataConfig,
+) -> RgbdFrames:
+    rgb, depth, intrinsics, pose = (values[f"cameras/{camera}/{k}"] for k in _CAMERA_ARRAYS)
+    intrinsics = np.broadcast_to(intrinsics, (length, 3, 3))
+    pose = np.broadcast_to(pose, (length, 4, 4))
+    info = where.dataset.info.cameras[camera]
+    depth_m = depth.astype(np.float32)
+    if info.depth_unit_m != 1.0:
+        depth_m *= np.float32(info.depth_unit_m)
+    valid = np.isfinite(depth_m) & (depth_m > 0)
+    depth_m = np.where(valid, depth_m, np.float32(0))
+    _check_camera(where, camera, valid, intrinsics, pose)
+    height, width = data_config.height, data_config.width
+    scale = np.array([width / info.width, height / info.height, 1.0])
+    return RgbdFrames(
+        rgb=resize_rgb(rgb, height, width),
+        depth_m=resize_depth(depth_m, height, width),
+        camera=Camera(
+            intrinsics=(intrinsics * scale[None, :, None]).astype(np.float32),
+            camera_to_world=pose.astype(np.float32),
+        ),
+    )
+
+
+def _check_camera(
+    where: _Where,
+    camera: str,
+    valid: Bool[np.ndarray, "f h w"],
+    intrinsics: Float[np.ndarray, "f 3 3"],
+    pose: Float[np.ndarray, "f 4 4"],
+) -> None:
+    folder = f"cameras/{camera}"
+    where.require(
+        valid.any((1, 2)), f"{folder}/depth", "no pixel has valid depth (all zero or NaN)",
+        "Depth is planar z in metres, 0 where unknown; record it again or delete the episode.",
+    )  # fmt: skip
+    focal = intrinsics[:, [0, 1], [0, 1]]
+    good = np.isfinite(intrinsics).all((1, 2)) & (focal > 0).all(1)
+    where.require(
+        good, f"{folder}/intrinsics",
+        f"focal lengths {focal[np.argmin(good)].tolist()} px (both must be positive)",
+        "Store [[fx, 0, cx], [0, fy, cy], [0, 0, 1]] in pixels.",
+    )  # fmt: skip
+    where.require(
+        (intrinsics[:, 2] == np.array([0.0, 0.0, 1.0])[None]).all(1)
+        & (np.abs(intrinsics[:, [0, 1], [1, 0]]) < 1e-9).all(1),
+        f"{folder}/intrinsics", "the matrix is not of the form [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]",
+        "Undistort the images and store a pinhole matrix without skew.",
+    )  # fmt: skip
+    rotation = pose[:, :3, :3]
+    with np.errstate(invalid="ignore"):
+        error = np.abs(rotation @ rotation.transpose(0, 2, 1) - np.eye(3)[None]).max((1, 2))
+        determinant = np.linalg.det(rotation)
+    good = (error < ROTATION_TOLERANCE) & (determinant > 0) & np.isfinite(pose).all((1, 2))
+    worst = int(np.argmin(good))
+    where.require(
+        good, f"{folder}/camera_to_world",
+        f"the rotation is not orthonormal with determinant +1 (error {error[worst]:.2g}, "
+        f"determinant {determinant[worst]:.3g})",
+        "Store the camera-to-world pose with OpenCV axes: x right, y down, z forward.",
+    )  # fmt: skip
+    where.require(
+        (pose[:, 3] == np.array([0.0, 0.0, 0.0, 1.0])[None]).all(1),
+        f"{folder}/camera_to_world", "the last row is not 0 0 0 1",
+        "Store the camera-to-world pose, not its transpose.",
+    )  # fmt: skip
+
+
+def _read_robot(values: dict[str, np.ndarray], where: _Where) -> RobotPoints:
+    for name in (*_ROBOT_ARRAYS, *_LINK_ARRAYS):
+        good = np.isfinite(values[name]).all(tuple(range(1, values[name].ndim)))
+        where.require(
+            good, name, "a value is NaN or infinite", "Record it again or delete the episode."
+        )
+    links, planned_links = (values[name][..., :3, 3] for name in _LINK_ARRAYS)
+    joints, planned_joints = (values[name] for name in _ROBOT_ARRAYS)
+    skeleton = where.dataset.robot.skeleton
+
+    def plan(measured: np.ndarray, commanded: np.ndarray) -> np.ndarray:
+        return np.concatenate([measured[:OBSERVED_FRAMES], commanded[OBSERVED_FRAMES - 1 : -1]])
+
+    return RobotPoints(
+        positions=np.asarray(kinematics.kinematic_points(plan(links, planned_links), skeleton)),
+        gripper=np.asarray(kinematics.point_grippers(plan(joints, planned_joints), skeleton)),
+    )
+
+
+def resize_rgb(
+    rgb: UInt8[np.ndarray, "f h w 3"], height: int, width: int
+) -> UInt8[np.ndarray, "f i j 3"]:
+    """Resize colour images; shrinking averages over the area of each new pixel.
+
+    Args:
+      rgb: images.
+      height: new rows [px].
+      width: new columns [px].
+
+    Returns:
+      The images at the new size, unchanged if they have it already.
+    """
+    if rgb.shape[1:3] == (height, width):
+        return rgb
+    size = (width, height)
+    return np.stack(
+        [np.asarray(Image.fromarray(f).resize(size, Image.Resampling.BILINEAR)) for f in rgb]
+    )
+
+
+def resize_depth(
+    depth_m: Float[np.ndarray, "f h w"], height: int, width: int
+) -> Float[np.ndarray, "f i j"]:
+    """Resize depth images by the nearest pixel: blended depth would invent surfaces.
+
+    Args:
+      depth_m: images [m].
+      height: new rows [px].
+      width: new columns [px].
+
+    Returns:
+      The images at the new size [m].
+    """
+    old_height, old_width = depth_m.shape[1:3]
+    if (old_height, old_width) == (height, width):
+        return depth_m
+    rows = ((np.arange(height) + 0.5) * old_height / height).astype(np.int64)
+    columns = ((np.arange(width) + 0.5) * old_width / width).astype(np.int64)
+    return depth_m[:, rows[:, None], columns[None, :]]

@@ -1,0 +1,184 @@
+"""Writing a native data set so that nothing half-written is ever visible.
+
+An episode is written aside, flushed to disk and renamed; readers only see six-digit folders. The
+arrays are zarr v3 through TensorStore with a checksum per chunk: without it a flipped bit decodes
+to wrong pixels silently. Frames of an image are chunks of one shard, written at once because every
+write rewrites the shard.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore
+
+from hdvpd.errors import UserError
+
+MAX_SHARD_FRAMES = 256
+_PARTIAL = re.compile(r"\.partial-(\d{6})-(\d+)")
+
+
+def episode_folder(path: Path, number: int) -> Path:
+    """Return the folder of an episode.
+
+    Args:
+      path: the data set.
+      number: of the episode.
+
+    Returns:
+      `path/episodes/<six digits>`.
+    """
+    return path / "episodes" / f"{number:06d}"
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file aside, flush it and rename it into place.
+
+    Args:
+      file: its final place; an earlier version is replaced.
+      value: plain values; the same value always gives the same bytes.
+    """
+    aside = file.with_name(f".partial-{file.name}-{os.getpid()}")
+    with aside.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=1, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(file)
+    _flush_folder(file.parent)
+
+
+def write_episode(
+    path: Path, number: int, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Add one episode to a data set, all of it or nothing.
+
+    Args:
+      path: the data set; its dataset.json exists.
+      number: of the episode; an episode that another process finished meanwhile is kept.
+      meta: content of episode.json.
+      arrays: by path inside the episode (docs/data-format.md).
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    final = episode_folder(path, number)
+    aside = final.with_name(f".partial-{number:06d}-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        for name, array in arrays.items():
+            _write_array(aside / name, name, array)
+        write_json(aside / "episode.json", meta)
+        _flush_folders(aside)
+        if not final.exists():
+            aside.rename(final)
+            _flush_folder(final.parent)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Could not write episode {number} of {path}: {_reason(error)}. Free space or choose "
+            "another --out; finished episodes are kept and the same command continues."
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def finished_episodes(path: Path) -> list[int]:
+    """List the episodes that are complete.
+
+    Args:
+      path: the data set.
+
+    Returns:
+      Their numbers, ascending.
+    """
+    folder = path / "episodes"
+    if not folder.is_dir():
+        return []
+    return sorted(int(e.name) for e in folder.iterdir() if re.fullmatch(r"\d{6}", e.name))
+
+
+def clear_partial_episodes(path: Path) -> None:
+    """Remove what killed writers left behind; episodes of live writers stay.
+
+    Args:
+      path: the data set.
+    """
+    for entry in (path / "episodes").glob(".partial-*"):
+        match = _PARTIAL.fullmatch(entry.name)
+        if match and not _is_alive(int(match[2])):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _write_array(file: Path, name: str, array: np.ndarray) -> None:
+    images = name.endswith(("/rgb", "/depth"))
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(file)},
+        "metadata": _metadata(array, images),
+        # A frame of zeros is a frame; by default it would not be stored and read as missing.
+        "store_data_equal_to_fill_value": True,
+    }
+    store = tensorstore.open(spec, create=True, delete_existing=True).result()
+    store.write(np.ascontiguousarray(array)).result()
+
+
+def _metadata(array: np.ndarray, images: bool) -> dict[str, Any]:
+    order = {} if array.dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
+    codecs: list[dict[str, Any]] = [
+        {"name": "bytes", **order},
+        {"name": "zstd", "configuration": {"level": 1}},
+        {"name": "crc32c"},
+    ]
+    chunk = list(array.shape)
+    if images:
+        frame = {"chunk_shape": [1, *chunk[1:]], "codecs": codecs}
+        codecs = [{"name": "sharding_indexed", "configuration": frame}]
+        chunk[0] = min(chunk[0], MAX_SHARD_FRAMES)
+    metadata = {
+        "shape": list(array.shape),
+        "data_type": array.dtype.name,
+        "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "codecs": codecs,
+    }
+    if images:
+        metadata["dimension_names"] = ["time", "row", "column", "channel"][: array.ndim]
+    return metadata
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # TensorStore reports the whole specification after the reason.
+    return str(error).split(" [", 1)[0]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _flush_folders(folder: Path) -> None:
+    for root, _, _ in os.walk(folder):
+        _flush_folder(Path(root))
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
