@@ -72,8 +72,7 @@ def write_episode(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        for name, array in arrays.items():
-            _write_array(aside / name, name, array)
+        _write_arrays(aside, arrays)
         write_json(aside / "episode.json", meta)
         _flush_folders(aside)
         if not final.exists():
@@ -115,17 +114,23 @@ def clear_partial_episodes(path: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _write_array(file: Path, name: str, array: np.ndarray) -> None:
-    images = name.endswith(("/rgb", "/depth"))
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": str(file)},
-        "metadata": _metadata(array, images),
-        # A frame of zeros is a frame; by default it would not be stored and read as missing.
-        "store_data_equal_to_fill_value": True,
-    }
-    store = tensorstore.open(spec, create=True, delete_existing=True).result()
-    store.write(np.ascontiguousarray(array)).result()
+def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    opening = {}
+    for name, array in arrays.items():
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str(folder / name)},
+            "metadata": _metadata(array, images=name.endswith(("/rgb", "/depth"))),
+            # A frame of zeros is a frame; by default it would not be stored and read as missing.
+            "store_data_equal_to_fill_value": True,
+        }
+        opening[name] = tensorstore.open(spec, create=True, delete_existing=True)
+    # All at once: most of the time goes into flushing, which overlaps.
+    writing = [
+        store.result().write(np.ascontiguousarray(arrays[name])) for name, store in opening.items()
+    ]
+    for future in writing:
+        future.result()
 
 
 def _metadata(array: np.ndarray, images: bool) -> dict[str, Any]:
@@ -145,6 +150,8 @@ def _metadata(array: np.ndarray, images: bool) -> dict[str, Any]:
         "data_type": array.dtype.name,
         "fill_value": 0,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        # Chunks beside zarr.json: a folder per dimension would have to be flushed one by one.
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "codecs": codecs,
     }
     if images:

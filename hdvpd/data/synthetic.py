@@ -1,0 +1,305 @@
+"""An analytic scene with exact answers, written as a native data set without any simulator.
+
+Spheres on a chequered table are ray-cast in closed form: depth, colour and motion are exact. A
+two-link arm swings over the table; its joints, seen as grey spheres, reach every commanded target
+exactly, and a red ball hangs below its tool, so what the images show follows from the actions.
+Pixels that miss everything have depth 0. Lengths are metres, world frame, table top at z = 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdvpd.array_typing import Float, UInt8
+from hdvpd.data import schema, writer
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
+
+TABLE_HALF_SIZE = 0.4
+CHECK_SIZE = 0.1
+TABLE_COLORS = ((0.75, 0.70, 0.60), (0.45, 0.50, 0.55))
+BACKGROUND = (0.8, 0.85, 0.9)
+LIGHT = (0.4, -0.3, 0.866)
+"""Direction towards the light, a unit vector up to rounding."""
+BASE = (-0.3, 0.0, 0.16)
+LINK_LENGTHS = (0.22, 0.22)
+LINKS = ("base", "elbow", "tcp")
+BALL_OFFSET = (0.0, 0.0, -0.10)
+"""From the tool to the ball that it carries."""
+CAMERA_POSITIONS = {"cam0": (0.95, -0.55, 0.75), "cam1": (0.85, 0.70, 0.60)}
+CAMERA_TARGET = (0.0, 0.0, 0.05)
+
+
+@dataclass(frozen=True)
+class Spheres:
+    """Spheres that stand above the table.
+
+    Attributes:
+      centers: [m].
+      radii: [m].
+      colors: in [0, 1].
+    """
+
+    centers: Float[np.ndarray, "s 3"]
+    radii: Float[np.ndarray, "s"]
+    colors: Float[np.ndarray, "s 3"]
+
+
+def write_synthetic_dataset(
+    path: str | Path, *, episodes: int, steps: int, height: int, width: int, seed: int
+) -> Dataset:
+    """Write a data set of the analytic scene.
+
+    Args:
+      path: folder, new or empty.
+      episodes: to write, numbered from 0.
+      steps: control steps per episode; frames are one more.
+      height: image rows [px].
+      width: image columns [px].
+      seed: the same seed gives the same bytes.
+
+    Returns:
+      The data set, opened.
+
+    Raises:
+      UserError: the folder is in use, or a number is impossible.
+    """
+    path = Path(path)
+    if min(episodes, steps, height, width) < 1:
+        raise UserError("A synthetic data set needs positive episodes, steps, height and width.")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
+    (path / "episodes").mkdir(parents=True, exist_ok=True)
+    writer.write_json(path / "dataset.json", _describe(height, width))
+    for number in range(episodes):
+        rng = np.random.default_rng([seed, number])
+        meta = {
+            "length": steps + 1,
+            "task": "swing",
+            "seed": seed,
+            "split": schema.split_of(number, episodes),
+            "success": True,
+            "joint_positions_source": "measured",
+            "joint_targets_source": "commanded",
+        }
+        writer.write_episode(path, number, meta, synthetic_episode(rng, steps, height, width))
+    return Dataset(path)
+
+
+def synthetic_episode(
+    rng: np.random.Generator, steps: int, height: int, width: int
+) -> dict[str, np.ndarray]:
+    """Make the arrays of one episode.
+
+    Args:
+      rng: draws the motion, the resting spheres and the colours.
+      steps: control steps; frames are one more.
+      height: image rows [px].
+      width: image columns [px].
+
+    Returns:
+      By path inside the episode.
+    """
+    joints = _joint_path(rng, steps)
+    targets = np.concatenate([joints[1:], joints[-1:]])
+    links, target_links = link_poses(joints[:, :2]), link_poses(targets[:, :2])
+    resting = _resting_spheres(rng)
+    scenes = [_spheres(pose[:, :3, 3], resting) for pose in links]
+    result = {
+        "time_s": 0.5 * np.arange(steps + 1),
+        "robot/joint_positions": joints.astype(np.float32),
+        "robot/joint_targets": targets.astype(np.float32),
+        "robot/link_to_world": links.astype(np.float32),
+        "robot/target_link_to_world": target_links.astype(np.float32),
+        "truth/object_to_world": _object_poses(links, resting).astype(np.float32),
+    }
+    for name in CAMERA_POSITIONS:
+        intrinsics, pose = camera(name, height, width)
+        images = [cast(s, intrinsics, pose, height, width) for s in scenes]
+        result[f"cameras/{name}/rgb"] = np.stack([rgb for rgb, _ in images])
+        result[f"cameras/{name}/depth"] = np.stack([depth_m for _, depth_m in images])
+        result[f"cameras/{name}/intrinsics"] = intrinsics
+        result[f"cameras/{name}/camera_to_world"] = pose
+    return result
+
+
+def camera(
+    name: str, height: int, width: int
+) -> tuple[Float[np.ndarray, "3 3"], Float[np.ndarray, "4 4"]]:
+    """Return the calibration of a camera.
+
+    Args:
+      name: cam0 or cam1.
+      height: image rows [px].
+      width: image columns [px].
+
+    Returns:
+      Intrinsics [px] and camera-to-world pose with OpenCV axes.
+    """
+    position = np.array(CAMERA_POSITIONS[name])
+    forward = np.array(CAMERA_TARGET) - position
+    forward /= np.linalg.norm(forward)
+    right = np.cross(forward, [0.0, 0.0, 1.0])
+    right /= np.linalg.norm(right)
+    pose = np.eye(4)
+    pose[:3, :3] = np.stack([right, np.cross(forward, right), forward], axis=1)
+    pose[:3, 3] = position
+    focal = 1.4 * height
+    return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]]), pose
+
+
+def link_poses(joints: Float[np.ndarray, "f 2"]) -> Float[np.ndarray, "f l 4 4"]:
+    """Forward kinematics of the two-link arm: both hinges turn about z.
+
+    Args:
+      joints: angles of shoulder and elbow [rad].
+
+    Returns:
+      Poses of `LINKS`.
+    """
+    poses = np.zeros((len(joints), len(LINKS), 4, 4))
+    angle = np.cumsum(joints, axis=1)
+    place = np.broadcast_to(np.array(BASE)[None], (len(joints), 3))
+    for k in range(len(LINKS)):
+        turn = angle[:, min(k, 1)]
+        poses[:, k, 0, 0] = poses[:, k, 1, 1] = np.cos(turn)
+        poses[:, k, 1, 0], poses[:, k, 0, 1] = np.sin(turn), -np.sin(turn)
+        poses[:, k, 2, 2] = poses[:, k, 3, 3] = 1.0
+        poses[:, k, :3, 3] = place
+        if k < len(LINK_LENGTHS):
+            along = np.stack([np.cos(turn), np.sin(turn), np.zeros_like(turn)], axis=1)
+            place = place + LINK_LENGTHS[k] * along
+    return poses
+
+
+def cast(
+    spheres: Spheres,
+    intrinsics: Float[np.ndarray, "3 3"],
+    camera_to_world: Float[np.ndarray, "4 4"],
+    height: int,
+    width: int,
+) -> tuple[UInt8[np.ndarray, "h w 3"], Float[np.ndarray, "h w"]]:
+    """Ray-cast table and spheres exactly.
+
+    Args:
+      spheres: above the table.
+      intrinsics: pinhole matrix [px].
+      camera_to_world: pose with OpenCV axes.
+      height: image rows [px].
+      width: image columns [px].
+
+    Returns:
+      Colours, and planar depth [m] that is 0 where nothing is hit.
+    """
+    x = (np.arange(width) + 0.5 - intrinsics[0, 2]) / intrinsics[0, 0]
+    y = (np.arange(height) + 0.5 - intrinsics[1, 2]) / intrinsics[1, 1]
+    in_camera = np.stack([*np.meshgrid(x, y), np.ones((height, width))], axis=-1)
+    # Rays are scaled to z = 1 in camera axes, so their parameter is the planar depth.
+    rays = in_camera @ camera_to_world[:3, :3].T
+    origin = camera_to_world[:3, 3]
+    depth_m, color = _hit_table(origin, rays)
+    for center, radius, own in zip(spheres.centers, spheres.radii, spheres.colors, strict=True):
+        near = _hit_sphere(origin, rays, center, radius)
+        closer = near < depth_m
+        normal = (origin[None, None] + near[..., None] * rays - center[None, None]) / radius
+        with np.errstate(invalid="ignore"):
+            shade = 0.4 + 0.6 * np.clip(normal @ np.array(LIGHT), 0, 1)
+        color = np.where(closer[..., None], shade[..., None] * own[None, None], color)
+        depth_m = np.where(closer, near, depth_m)
+    depth_m = np.where(np.isfinite(depth_m), depth_m, 0.0)
+    return (255 * np.clip(color, 0, 1)).round().astype(np.uint8), depth_m.astype(np.float32)
+
+
+def _hit_table(origin: np.ndarray, rays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with np.errstate(divide="ignore"):
+        depth_m = -origin[2] / rays[..., 2]
+    with np.errstate(invalid="ignore"):
+        points = origin[None, None] + depth_m[..., None] * rays
+        hit = (depth_m > 0) & (np.abs(points[..., :2]) < TABLE_HALF_SIZE).all(-1)
+        cells = np.floor(points[..., :2] / CHECK_SIZE).sum(-1) % 2
+    table = np.where(
+        cells[..., None] == 0, *(np.array(c)[None, None] for c in TABLE_COLORS)
+    )
+    color = np.where(hit[..., None], table, np.array(BACKGROUND)[None, None])
+    return np.where(hit, depth_m, np.inf), color
+
+
+def _hit_sphere(
+    origin: np.ndarray, rays: np.ndarray, center: np.ndarray, radius: float
+) -> np.ndarray:
+    offset = origin - center
+    a = (rays**2).sum(-1)
+    b = rays @ offset
+    c = offset @ offset - radius**2
+    discriminant = b**2 - a * c
+    near = (-b - np.sqrt(np.maximum(discriminant, 0.0))) / a
+    return np.where((discriminant > 0) & (near > 0), near, np.inf)
+
+
+def _joint_path(rng: np.random.Generator, steps: int) -> np.ndarray:
+    time = np.arange(steps + 1)[:, None]
+    amplitude = np.array([[0.5, 0.6, 0.02]]) * rng.uniform(0.6, 1.0, (1, 3))
+    angle = rng.uniform(0.35, 0.6, (1, 3)) * time + rng.uniform(0, 2 * np.pi, (1, 3))
+    return np.array([[0.0, 0.5, 0.03]]) + amplitude * np.sin(angle)
+
+
+def _resting_spheres(rng: np.random.Generator) -> Spheres:
+    radii = rng.uniform(0.03, 0.05, 3)
+    places = np.array([[0.25, -0.25], [0.28, 0.22], [-0.1, 0.3]]) + rng.uniform(-0.04, 0.04, (3, 2))
+    centers = np.concatenate([places, radii[:, None]], axis=1)
+    return Spheres(centers, radii, rng.uniform(0.2, 0.9, (3, 3)))
+
+
+def _spheres(links: np.ndarray, resting: Spheres) -> Spheres:
+    ball = links[-1] + np.array(BALL_OFFSET)
+    between = 0.5 * (links[:-1] + links[1:])
+    grey = np.full((len(links) + len(between), 3), 0.35)
+    return Spheres(
+        centers=np.concatenate([links, between, ball[None], resting.centers]),
+        radii=np.concatenate([np.full(len(grey), 0.035), [0.05], resting.radii]),
+        colors=np.concatenate([grey, [[0.9, 0.15, 0.1]], resting.colors]),
+    )
+
+
+def _object_poses(links: np.ndarray, resting: Spheres) -> np.ndarray:
+    frames = len(links)
+    poses = np.tile(np.eye(4), (frames, 1 + len(resting.centers), 1, 1))
+    poses[:, 0, :3, 3] = links[:, -1, :3, 3] + np.array(BALL_OFFSET)[None]
+    poses[:, 1:, :3, 3] = resting.centers[None]
+    return poses
+
+
+def _describe(height: int, width: int) -> Mapping[str, Any]:
+    names = ["ball", "sphere0", "sphere1", "sphere2"]
+    parents = dict(zip(LINKS[1:], LINKS[:-1], strict=True))
+    image = {"height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
+             "depth": "planar_z", "depth_unit_m": 1.0, "mount": "world"}  # fmt: skip
+    return {
+        "format": schema.FORMAT,
+        "version": schema.VERSION,
+        "rate_hz": 2.0,
+        "licence": "CC0-1.0",
+        "cameras": dict.fromkeys(CAMERA_POSITIONS, image),
+        "robot": {
+            "name": "synthetic-two-link",
+            "joints": [
+                {"name": name, "unit": unit, "arm": "left"}
+                for name, unit in (("shoulder", "rad"), ("elbow", "rad"), ("grip", "m"))
+            ],
+            "links": [
+                {"name": n, "arm": "left"} | ({"parent": parents[n]} if n in parents else {})
+                for n in LINKS
+            ],
+            "skeleton": {
+                "points": list(LINKS),
+                "segments": [list(pair) for pair in zip(LINKS[:-1], LINKS[1:], strict=True)],
+                "arms": {"left": {"gripper": "grip"}},
+            },
+        },
+        "objects": [{"name": n} for n in names],
+        "workspace": {"min": [-0.5, -0.5, -0.05], "max": [0.5, 0.5, 0.5]},
+        "source": {"command": "write_synthetic_dataset"},
+    }
