@@ -47,6 +47,13 @@ class DataConfig:
         for key in ("workspace_min", "workspace_max"):
             value = getattr(self, key)
             _require(len(value) in (0, 3), f"data.{key}", value, "give three numbers or none")
+        low, high = self.workspace_min, self.workspace_max
+        _require(
+            len(low) == len(high) and all(a < b for a, b in zip(low, high, strict=True)),
+            "data.workspace_max",
+            high,
+            f"every number must lie above that of data.workspace_min = {low}",
+        )
 
 
 @dataclass(frozen=True)
@@ -234,8 +241,24 @@ class TrainConfig:
             self.learning_rates,
             f"give one rate more than train.boundaries = {self.boundaries}",
         )
-        _require(len(self.learning_rates) >= 1, "train.learning_rates", self.learning_rates,
-                 "give at least one rate")  # fmt: skip
+        _require(
+            len(self.learning_rates) >= 1 and all(rate >= 0 for rate in self.learning_rates),
+            "train.learning_rates",
+            self.learning_rates,
+            "give at least one rate, none of them negative",
+        )
+        _require(
+            list(self.boundaries) == sorted(set(self.boundaries)),
+            "train.boundaries",
+            self.boundaries,
+            "give steps in increasing order",
+        )
+        _require(
+            0 <= self.warmup_steps < self.num_steps,
+            "train.warmup_steps",
+            self.warmup_steps,
+            f"it must lie between 0 and train.num_steps = {self.num_steps}",
+        )
         _require(self.clip_norm > 0, "train.clip_norm", self.clip_norm, "use a positive norm")
         _require(self.validate_every >= 0, "train.validate_every", self.validate_every,
                  "use 0 or a positive number")  # fmt: skip
@@ -251,6 +274,8 @@ class EvalConfig:
     """Held-out episodes; 0 means all."""
     windows_per_episode: int = 1
     """Rollouts per episode, their starts spread evenly from frame 0."""
+    skip_short: bool = False
+    """Leave out held-out episodes that are too short for the rollout, instead of stopping."""
     moving_threshold: float = 0.1
     """A pixel moves if a channel differs by more than this from the last observed frame."""
     num_bootstrap: int = 1000
@@ -265,6 +290,9 @@ class EvalConfig:
         for key in ("num_steps", "windows_per_episode", "num_bootstrap"):
             value = getattr(self, key)
             _require(value >= 1, f"eval.{key}", value, "use a positive number")
+        for key in ("num_episodes", "num_videos", "moving_threshold"):
+            value = getattr(self, key)
+            _require(value >= 0, f"eval.{key}", value, "use zero or a positive number")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+# make demo    simulate, train and evaluate a small model on a CPU; results in runs/demo/
+# make test    the whole test suite
+# make lint    style, formatting and types
+# make longtest  the test suite with many more repetitions of its randomised tests
+# make env     only the environment, .venv; PYTHON=python3.12 chooses the interpreter
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.hdvpd
+TEST_EXTRAS := sim,dev,open3d,keops,tensorboard
+
+.PHONY: demo test longtest lint env clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+demo:
+	@started=$$(date +%s); \
+	$(MAKE) --no-print-directory system-simulation $(STAMP)-sim && \
+	$(BIN)/hdvpd demo --started $$started $(DEMO_FLAGS)
+
+test: system-simulation system-open3d $(STAMP)-test
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+longtest: system-simulation system-open3d $(STAMP)-test
+	$(BIN)/python -m pytest --long $(PYTEST_FLAGS)
+
+lint: $(STAMP)-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+env: $(STAMP)-sim
+	@echo "Ready: source $(BIN)/activate"
+
+clean:
+	rm -rf $(VENV) dist build
+
+# The environment. A stamp is newer than the files that decide what is installed.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "hdvpd needs Python 3.11 or 3.12; choose one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --without-pip $(VENV)
+# Debian's python3 can make environments with a pip in them only after python3-venv is installed.
+	@$(BIN)/python -m ensurepip --default-pip >/dev/null 2>&1 || \
+	  $(PYTHON) -m pip --quiet --python $(BIN)/python install pip || { rm -rf $(VENV); exit 1; }
+
+$(STAMP)-sim: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim]'
+	@touch $@
+
+$(STAMP)-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(TEST_EXTRAS)]'
+	@touch $@ $(STAMP)-sim
+
+# System libraries. Root on a Debian-like system gets them installed, everybody else gets told.
+
+.PHONY: system-simulation system-open3d
+system-simulation system-open3d: system-%:
+	@missing="$$($(PYTHON) -m hdvpd.system $*)" || exit 1; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing system libraries: $$missing"; \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else \
+	  echo "System libraries are missing. Run this once, then make again:" >&2; \
+	  echo "  sudo apt-get update && sudo apt-get install -y $$missing" >&2; exit 1; \
+	fi

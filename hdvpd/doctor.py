@@ -1,0 +1,240 @@
+"""`hdvpd doctor`: the machine, the versions and what is missing, each with its remedy.
+
+Every check looks at one thing and returns findings; none raises, because the report is needed most
+where something is broken.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import hdvpd
+
+Status = Literal["ok", "note", "problem"]
+
+CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "scipy",
+        "numba", "pykdtree")  # fmt: skip
+"""Packages whose versions decide numbers, stored bytes or speed."""
+
+_INSTALL = "in the clone, run: pip install -c constraints.txt -e "
+
+EXCLUDED = {
+    ("jax", "0.10.2"): "compiles wrong CPU code (jax-ml/jax#39103)",
+    ("jax", "0.11.0"): "crashes on CPU (jax-ml/jax#39257)",
+    ("jax", "0.11.1"): "is slow in CPU loops (jax-ml/jax#40101)",
+}
+"""Releases that hdvpd must not run with, and why."""
+
+OPTIONAL = {
+    "mujoco": ("sim", "simulated data"),
+    "h5py": ("import", "importers"),
+    "pyarrow": ("import", "importers"),
+    "av": ("import", "importers"),
+    "rerun-sdk": ("viz", "viewers"),
+    "viser": ("viz", "viewers"),
+    "open3d-cpu": ("open3d", "neighbour search `open3d`"),
+    "pykeops": ("keops", "neighbour search `keops`"),
+    "tensorboardX": ("tensorboard", "train.tensorboard"),
+}
+"""Packages that are not core: the extra that brings them, and what they are for."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+      topic: what was looked at.
+      status: `problem` keeps something from working or from being right; `note` is worth knowing.
+      text: what was found.
+      remedy: what to do about it; empty when there is nothing to do.
+    """
+
+    topic: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def print_report() -> None:
+    """Print all findings and a closing line that counts the problems."""
+    findings = list(diagnose())
+    width = max(len(finding.topic) for finding in findings)
+    for finding in findings:
+        mark = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}[finding.status]
+        print(f"{mark} {finding.topic:{width}}  {finding.text}")
+        if finding.remedy:
+            print(f"{'':{width + 8}}  -> {finding.remedy}")
+    problems = sum(finding.status == "problem" for finding in findings)
+    print(f"{problems} problem{'s' * (problems != 1)} found.")
+
+
+def diagnose() -> Iterator[Finding]:
+    """Run every check.
+
+    Yields:
+      Findings, in the order of the report.
+    """
+    for check in (check_python, check_versions, check_devices, check_memory, check_disk, check_egl,
+                  check_ffmpeg, check_compiler, check_optional):  # fmt: skip
+        yield from _guarded(check)
+
+
+def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except Exception as error:
+        topic = check.__name__.removeprefix("check_")
+        reason = str(error).partition("\n")[0]
+        return [Finding(topic, "problem", f"{type(error).__name__}: {reason}")]
+
+
+def check_python() -> list[Finding]:
+    """Report hdvpd, Python and the system."""
+    version = sys.version_info[:2]
+    tested = version in ((3, 11), (3, 12))
+    return [
+        Finding("hdvpd", "ok", f"{hdvpd.__version__} in {Path(hdvpd.__file__).parent}"),
+        Finding(
+            "python",
+            "ok" if tested else "note",
+            f"{platform.python_version()} on {platform.platform()}",
+            "" if tested else "hdvpd is tested with Python 3.11 and 3.12",
+        ),
+    ]
+
+
+def check_versions() -> list[Finding]:
+    """Report the core packages, and releases that hdvpd must not run with."""
+    findings = []
+    for name in CORE:
+        version = installed_version(name)
+        if version is None:
+            text, remedy = "not installed", _INSTALL + "."
+            findings.append(Finding(name, "problem", text, remedy))
+        elif reason := excluded_because(name, version):
+            text = f"{version}, which {reason}"
+            findings.append(Finding(name, "problem", text, _INSTALL + "."))
+        else:
+            findings.append(Finding(name, "ok", version))
+    return findings
+
+
+def excluded_because(name: str, version: str) -> str:
+    """Say why a release must not be used; empty when it may be.
+
+    Args:
+      name: of the package.
+      version: the installed one.
+    """
+    if (name, version) in EXCLUDED:
+        return EXCLUDED[name, version]
+    if name == "jax" and _numbers(version) >= (0, 12):
+        return "hdvpd has not been tested with"
+    jax = installed_version("jax")
+    if name == "flax" and jax and _numbers(jax) >= (0, 11) and _numbers(version) < (0, 12, 10):
+        return f"fails to import with jax {jax}"
+    return ""
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_devices() -> list[Finding]:
+    """Report what jax computes on."""
+    import jax
+
+    findings = []
+    for device in jax.devices():
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        memory = f", {limit / 2**30:.1f} GiB of memory" if limit else ""
+        findings.append(
+            Finding("device", "ok", f"{device.device_kind} ({device.platform}){memory}")
+        )
+    if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
+        remedy = _INSTALL + "'.[cuda]', and leave JAX_PLATFORMS unset"
+        findings.append(Finding("device", "note", "there is a GPU that jax does not use", remedy))
+    return findings
+
+
+def check_memory() -> list[Finding]:
+    """Report cores and main memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return [Finding("machine", "ok", f"{cores} CPU cores, {size:.1f} GiB of main memory")]
+
+
+def check_disk() -> list[Finding]:
+    """Report the space left where runs and data sets go by default."""
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    remedy = "free some space before training: a full disk ends a run" if free < 2 else ""
+    return [Finding("disk", "note" if remedy else "ok", f"{free:.1f} GiB free here", remedy)]
+
+
+def check_egl() -> list[Finding]:
+    """Report whether MuJoCo can render off screen."""
+    # In a child, because a broken graphics driver may end the process.
+    command = [sys.executable, "-m", "hdvpd.system", "simulation"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        text = f"looking for a device ended with status {done.returncode}"
+        return [Finding("EGL", "problem", text, "repair the graphics driver, or MUJOCO_GL=osmesa")]
+    if packages := done.stdout.split():
+        remedy = f"apt-get install {' '.join(packages)}"
+        return [Finding("EGL", "note", "missing: `hdvpd data simulate` cannot render", remedy)]
+    return [Finding("EGL", "ok", "renders off screen (MUJOCO_GL=egl)")]
+
+
+def check_ffmpeg() -> list[Finding]:
+    """Report the encoder of the rollout videos."""
+    import imageio_ffmpeg
+
+    try:
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError:
+        remedy = "reinstall imageio-ffmpeg, whose wheel brings one, or set IMAGEIO_FFMPEG_EXE"
+        return [Finding("ffmpeg", "problem", "missing: no videos can be written", remedy)]
+    done = subprocess.run([program, "-version"], capture_output=True, text=True, check=True)
+    return [Finding("ffmpeg", "ok", " ".join(done.stdout.split()[:3]))]
+
+
+def check_compiler() -> list[Finding]:
+    """Report the compiler that pykeops needs at run time."""
+    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if found or installed_version("pykeops") is None:
+        return []
+    remedy = "apt-get install g++"
+    return [Finding("compiler", "note", "missing: pykeops cannot compile its formulas", remedy)]
+
+
+def check_optional() -> list[Finding]:
+    """Report the packages of the extras."""
+    findings = []
+    for name, (extra, purpose) in OPTIONAL.items():
+        version = installed_version(name)
+        if version is None:
+            text, remedy = f"not installed ({purpose})", f"{_INSTALL}'.[{extra}]'"
+            findings.append(Finding(name, "note", text, remedy))
+        elif name == "mujoco" and version != "4.0.0":
+            text = f"{version}: simulated pixels differ from those of 4.0.0"
+            findings.append(Finding(name, "note", text, _INSTALL + "'.[sim]'"))
+        else:
+            findings.append(Finding(name, "ok", version))
+    return findings
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())
