@@ -1,0 +1,242 @@
+"""Train a model: `main` takes a finished configuration and fills a run folder.
+
+Exactness: parameters, optimiser, data order and ray choice are functions of the seed and the step
+count, and a checkpoint carries the step count, the position in the data and the metrics not yet
+logged. So a run that was stopped and resumed ends, on a CPU, with the same bytes in its parameters
+and in `metrics.jsonl` as one that was not.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.stages
+from flax import nnx
+
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.loader import Loader
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
+from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
+from hdvpd.training.interrupts import StopSignals
+from hdvpd.training.run_folder import find_run, lock_run, require_same_run
+from hdvpd.training.session import Session, Validate, average_batches, new_progress
+from hdvpd.training.step import (
+    Metrics,
+    Params,
+    TrainState,
+    create_train_state,
+    make_train_step,
+    make_validate,
+)
+from hdvpd.types import Batch
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """What a run reads.
+
+    Attributes:
+      dataset: the opened data set.
+      scene: what the model must know of it.
+      windows: all training windows.
+      held_out: (episode, start) of every validation window; none if the run never validates.
+    """
+
+    dataset: Dataset
+    scene: SceneSpec
+    windows: WindowIndex
+    held_out: list[tuple[int, int]]
+
+
+def main(
+    config: Config, *, run_dir: Path | str, resume: str | None = None, step: int | None = None
+) -> None:
+    """Train, or continue training, until `train.num_steps`.
+
+    Args:
+      config: the resolved experiment.
+      run_dir: folder of the run, `runs/<name>`.
+      resume: None for a new run; "auto" to continue the one in `run_dir` if there is one; or the
+        path or name of the run to continue.
+      step: checkpoint to continue from; by default the newest sound one.
+
+    Raises:
+      UserError: something that the user can put right; nothing that was saved is lost.
+      SystemExit: 143 after SIGTERM, 130 after SIGINT, with everything saved.
+    """
+    path = find_run(Path(run_dir), resume, step)
+    data = open_data(config)
+    graphdef, state = create_train_state(config, data.scene)
+    with StopSignals() as stop, lock_run(path), contextlib.ExitStack() as opened:
+        store = CheckpointStore(path, config.train.keep_checkpoints)
+        state, progress = start_or_restore(store, state, config, data, step)
+        session = Session(path, config, data.scene, store, progress)
+        opened.callback(session.close)
+        loader = opened.enter_context(contextlib.closing(open_loader(config, data, session.step)))
+        batches = device_batches(loader, config.train.num_steps - session.step)
+        batch = next(batches, None)
+        train_step = compile_step(session, make_train_step(config, graphdef), state, batch)
+        validate = make_validator(session, config, graphdef, data, stop)
+
+        session.do_due(state, validate)
+        while batch is not None and not stop.received:
+            begin, waited = time.perf_counter(), loader.data_wait_s
+            with jax.transfer_guard("disallow"):
+                state, metrics = train_step(state, batch)
+            batch = next(batches, None)  # read and copied while the device computes
+            metrics = jax.device_get(metrics)
+            seconds, data_wait_s = time.perf_counter() - begin, loader.data_wait_s - waited
+            session.count(metrics, seconds=seconds, data_wait_s=data_wait_s)
+            session.do_due(state, validate)
+        session.finish(state, validate, interrupted=bool(stop.received))
+    if stop.exit_status is not None:
+        raise SystemExit(stop.exit_status)
+
+
+def open_data(config: Config) -> TrainingData:
+    """Open the data set and list the windows of training and validation.
+
+    Args:
+      config: of the run.
+
+    Returns:
+      What the run reads.
+
+    Raises:
+      UserError: the data set is missing or damaged, a split is empty, or episodes are too short.
+    """
+    dataset = Dataset(config.data.path)
+    length = OBSERVED_FRAMES + config.train.horizon
+    held_out: list[tuple[int, int]] = []
+    if config.train.validate_every:
+        index = WindowIndex(dataset, "validation", length)
+        count = min(config.train.validation_windows, len(index))
+        held_out = index.sample(config.train.seed, 0, count)
+    return TrainingData(
+        dataset=dataset,
+        scene=dataset.scene_spec(config.data),
+        windows=WindowIndex(dataset, "train", length),
+        held_out=held_out,
+    )
+
+
+def start_or_restore(
+    store: CheckpointStore, state: TrainState, config: Config, data: TrainingData, step: int | None
+) -> tuple[TrainState, Progress]:
+    """Take the run's last sound checkpoint, or the initial state where there is none.
+
+    Checkpoints after the restored one, damaged or of an abandoned continuation, are set aside.
+
+    Args:
+      store: checkpoints of the run.
+      state: the initial state.
+      config: of this start.
+      data: what this start reads.
+      step: the checkpoint to take; None takes the newest sound one.
+
+    Returns:
+      The state to continue from, and where the run stands.
+
+    Raises:
+      UserError: there is no such checkpoint, or it belongs to a run of another kind.
+    """
+    store.clean()
+    identity = data.dataset.identity()
+    if step is None and not store.steps():
+        require_disk_space(store.path.parent, state)
+        return state, new_progress(identity)
+    step = store.sound_step(step)
+    saved_config, _, saved_progress = store.read_origin(step)
+    require_same_run(
+        store.path.parent,
+        saved_config,
+        config,
+        saved_dataset=saved_progress["dataset"],
+        dataset=identity,
+    )
+    state, step, progress = store.restore(step, state)
+    for later in store.steps():
+        if later > step:
+            store.set_aside(later)
+    return state, progress
+
+
+def open_loader(config: Config, data: TrainingData, start_step: int) -> Loader:
+    """Start reading the training windows from the batch after `start_step` steps."""
+    return Loader(
+        data.dataset,
+        data.windows,
+        config.data,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        start_step=start_step,
+    )
+
+
+def device_batches(loader: Loader, count: int) -> Iterator[Batch]:
+    """Copy the loader's next `count` batches to the device, each when it is asked for."""
+    for _, batch in itertools.islice(loader, count):
+        yield jax.device_put(batch)
+
+
+def compile_step(
+    session: Session, train_step: TrainStep, state: TrainState, batch: Batch | None
+) -> TrainStep:
+    """Compile the step ahead of its first use, so that the time shows as what it is."""
+    if batch is None:
+        return train_step
+    with session.report.compiling("the training step"):
+        return compile_ahead(train_step, state, batch)
+
+
+def compile_ahead(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+    """Compile a jitted function for arguments like these."""
+    return cast(jax.stages.Wrapped, function).lower(*arguments).compile()
+
+
+def make_validator(
+    session: Session, config: Config, graphdef: nnx.GraphDef, data: TrainingData, stop: StopSignals
+) -> Validate:
+    """Make the validation of a run: loss on fixed held-out windows with fixed rays.
+
+    Args:
+      session: to tell of compilation.
+      config: of the run.
+      graphdef: of the model.
+      data: holds the windows.
+      stop: ends a validation early.
+
+    Returns:
+      Function from parameters to mean metrics; None if it was stopped.
+    """
+    validate = make_validate(config, graphdef)
+    windows, limit = data.held_out, config.train.batch_size
+    # The largest equal parts that fit in a training batch: one compilation, no more memory.
+    size = max((n for n in range(1, limit + 1) if len(windows) % n == 0), default=1)
+    parts = [windows[i : i + size] for i in range(0, len(windows), size)]
+    length = data.windows.length
+    compiled: list[Callable[..., Metrics]] = []
+
+    def run(params: Params) -> dict[str, float] | None:
+        results = []
+        for number, part in enumerate(parts):
+            if stop.received:
+                return None
+            read = [read_window(data.dataset, *window, length, config.data) for window in part]
+            batch = jax.device_put(stack_windows(read))
+            key = jax.random.fold_in(jax.random.key(config.train.seed + 1), number)
+            if not compiled:
+                with session.report.compiling("the validation step"):
+                    compiled.append(compile_ahead(validate, params, batch, key))
+            results.append(jax.device_get(compiled[0](params, batch, key)))
+        return average_batches(results)
+
+    return run

@@ -1,0 +1,1 @@
+"""Training: the step, its optimiser, checkpoints, the run folder and what a run reports."""

@@ -1,0 +1,161 @@
+"""`metrics.jsonl`: what a run computed, and nothing of when or where.
+
+One JSON object per line. The first has `kind` "run": seed, versions, kind of device, identities of
+data set and configuration. "train" records average over the steps since the last one, "validation"
+records hold the loss on held-out windows, and "skipped" records name every step whose loss or
+gradient was not finite. There is no clock value, path or host name, so on a CPU the same
+configuration and seed give the same bytes, and so does a run that was interrupted and resumed.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hdvpd.training.files import explain_write_errors, write_text
+
+Record = dict[str, Any]
+StepMetrics = dict[str, float | None]
+
+_LAST = ("learning_rate", "nonfinite_in_row")
+
+
+class MetricsLog:
+    """Appends records to `metrics.jsonl` and averages over the log window.
+
+    Attributes:
+      window: metrics of the steps not yet in a record; a checkpoint carries them.
+    """
+
+    def __init__(
+        self, path: Path, header: Record, *, step: int = 0, window: Sequence[StepMetrics] = ()
+    ) -> None:
+        """Start the file, or cut it back to the step from which the run resumes.
+
+        Args:
+          path: of the file.
+          header: the first record, if the file has none yet.
+          step: records after this step are dropped; they will be computed again.
+          window: metrics of steps before it that are not in a record.
+
+        Raises:
+          UserError: the disk is full or not writable.
+        """
+        self.path = path
+        self.window = list(window)
+        kept = [record for record in _read(path) if _belongs(record, step)] or [header]
+        self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
+        write_text(path, "".join(_line(record) for record in kept))
+        with explain_write_errors(path):
+            self._file = path.open("a")
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take up one step's metrics; a skipped step is on disk at once.
+
+        Args:
+          step: steps done.
+          metrics: scalars by name; `nonfinite` is 1 for a skipped step.
+        """
+        values = {name: _finite(value) for name, value in metrics.items()}
+        self.window.append(values)
+        if values.get("nonfinite"):
+            self._write({"kind": "skipped", "step": step})
+
+    def write_train(self, step: int, *, end_of_run: bool = False) -> Record:
+        """Write the window's means and empty it.
+
+        Args:
+          step: steps done.
+          end_of_run: the window is cut short by the run's end; resuming drops this record.
+
+        Returns:
+          The record.
+        """
+        record = {"kind": "train", "step": step, **average(self.window)}
+        self.window = []
+        self._write(_marked(record, end_of_run))
+        return record
+
+    def write_validation(
+        self, step: int, metrics: Mapping[str, float], *, end_of_run: bool = False
+    ) -> Record:
+        """Write the metrics of the held-out windows; arguments as in `write_train`."""
+        values = {name: _finite(value) for name, value in metrics.items()}
+        record = {"kind": "validation", "step": step, **values}
+        self._validated.add(step)
+        self._write(_marked(record, end_of_run))
+        return record
+
+    def has_validation(self, step: int) -> bool:
+        """Say whether the validation after this step is in the file."""
+        return step in self._validated
+
+    def sync(self) -> None:
+        """Flush to disk, so that a checkpoint never knows more than the log."""
+        with explain_write_errors(self.path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, record: Record) -> None:
+        with explain_write_errors(self.path):
+            self._file.write(_line(record))
+            self._file.flush()
+
+
+def average(window: Sequence[StepMetrics]) -> StepMetrics:
+    """Average metrics over steps.
+
+    Args:
+      window: metrics of each step; None stands for a value that was not finite.
+
+    Returns:
+      Means over the finite values, or None without one; the number of skipped steps as
+      `nonfinite`; of the learning rate and the count of skipped steps in a row, the last.
+    """
+    names = list(window[0]) if window else []
+    averaged: StepMetrics = {}
+    for name in names:
+        values = [metrics[name] for metrics in window]
+        finite = [value for value in values if value is not None]
+        if name in _LAST:
+            averaged[name] = values[-1]
+        elif name == "nonfinite":
+            averaged[name] = sum(finite)
+        else:
+            averaged[name] = math.fsum(finite) / len(finite) if finite else None
+    return averaged
+
+
+def _read(path: Path) -> list[Record]:
+    """Read records up to the first that a killed process left incomplete."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def _belongs(record: Record, step: int) -> bool:
+    return record["kind"] == "run" or (record["step"] <= step and "end_of_run" not in record)
+
+
+def _marked(record: Record, end_of_run: bool) -> Record:
+    return {**record, "end_of_run": True} if end_of_run else record
+
+
+def _finite(value: Any) -> float | int | None:
+    number = value.item() if hasattr(value, "item") else value
+    return number if math.isfinite(number) else None
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"

@@ -1,0 +1,198 @@
+"""A training run in progress: how far it is, what is due, and what has been kept of it."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import hdvpd
+from hdvpd.config import Config, SceneSpec
+from hdvpd.errors import UserError
+from hdvpd.training.checkpoints import CheckpointStore, Progress
+from hdvpd.training.metrics_log import MetricsLog, Record
+from hdvpd.training.reporting import Reporter
+from hdvpd.training.run_folder import config_identity, describe_run, library_versions
+
+Validate = Callable[[Any], Mapping[str, float] | None]
+
+
+class Session:
+    """Counts steps and does what is due after each: log, validation, checkpoint.
+
+    What is due is decided by the step count and by what is already on disk, so a validation or a
+    checkpoint that a signal prevented is made up for when the run resumes.
+
+    Attributes:
+      step: steps done.
+      report: talks to the user.
+      log: `metrics.jsonl`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        scene: SceneSpec,
+        store: CheckpointStore,
+        progress: Progress,
+    ) -> None:
+        """Open the run folder's files.
+
+        Args:
+          path: the run folder.
+          config: of the run.
+          scene: what the model knows of the data set.
+          store: checkpoints of the run.
+          progress: where it stands, from `new_progress` or a checkpoint.
+        """
+        self._config, self._store, self._dataset = config, store, progress["dataset"]
+        self.step: int = progress["next_batch"]
+        self._saved = self.step if self.step in store.steps() else None
+        self._files = describe_run(path, config, scene, dataset_identity=self._dataset)
+        self.report = Reporter(path, config, start_step=self.step)
+        self.log = MetricsLog(
+            path / "metrics.jsonl",
+            run_record(config, dataset=self._dataset),
+            step=self.step,
+            window=progress["window"],
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.log.close()
+        self.report.close()
+
+    def count(
+        self, metrics: Mapping[str, np.ndarray], *, seconds: float, data_wait_s: float
+    ) -> None:
+        """Take up a finished step.
+
+        Args:
+          metrics: of the step, on the host.
+          seconds: its duration.
+          data_wait_s: the part of it spent waiting for the loader.
+
+        Raises:
+          UserError: too many steps in a row were not finite.
+        """
+        self.step += 1
+        self.log.add(self.step, metrics)
+        self.report.count_step(
+            self.step, float(metrics["loss"]), seconds=seconds, data_wait_s=data_wait_s
+        )
+        if self.step % self._config.train.log_every == 0:
+            self.report.show_train(self.step, self.log.write_train(self.step))
+        self._check_skipped(int(metrics["nonfinite"]), int(metrics["nonfinite_in_row"]))
+
+    def do_due(self, state: Any, validate: Validate) -> None:
+        """Validate and save, if this step is one to do so and it has not been done.
+
+        Args:
+          state: the train state after `step` steps.
+          validate: from parameters to metrics; None if it was interrupted.
+        """
+        train = self._config.train
+        if train.validate_every and self.step % train.validate_every == 0:
+            self._validate(state, validate)
+        if self.step % train.checkpoint_every == 0:
+            self.save(state)
+
+    def finish(self, state: Any, validate: Validate, *, interrupted: bool) -> None:
+        """Leave everything on disk; after the last step also log and validate what is not yet.
+
+        Args:
+          state: the train state after `step` steps.
+          validate: as in `do_due`.
+          interrupted: the run stops early and will be resumed.
+        """
+        progress = self._progress()
+        if not interrupted:
+            if self.log.window:
+                self.report.show_train(self.step, self.log.write_train(self.step, end_of_run=True))
+            if self._config.train.validate_every:
+                self._validate(state, validate, end_of_run=True)
+        self.save(state, progress)
+        advice = "; continue with --resume auto" if interrupted else ""
+        self.report.say(f"step {self.step} is saved in {self._store.path}{advice}")
+
+    def save(self, state: Any, progress: Progress | None = None) -> None:
+        """Save a checkpoint, unless this step has one."""
+        if self._saved == self.step:
+            return
+        self.log.sync()
+        with self.report.timed("checkpoint", step=self.step):
+            self._store.save(
+                self.step, state, progress=progress or self._progress(), files=self._files
+            )
+        self._saved = self.step
+
+    def _progress(self) -> Progress:
+        return new_progress(self._dataset) | {
+            "step": self.step,
+            "next_batch": self.step,
+            "window": list(self.log.window),
+        }
+
+    def _validate(self, state: Any, validate: Validate, *, end_of_run: bool = False) -> None:
+        if self.log.has_validation(self.step):
+            return
+        begin = time.perf_counter()
+        metrics = validate(state.params)
+        if metrics is not None:
+            seconds = round(time.perf_counter() - begin, 3)
+            self.report.write_timing("validation", step=self.step, seconds=seconds)
+            record = self.log.write_validation(self.step, metrics, end_of_run=end_of_run)
+            self.report.show_validation(self.step, record)
+
+    def _check_skipped(self, skipped: int, in_row: int) -> None:
+        if not skipped:
+            return
+        limit = self._config.train.max_nonfinite
+        self.report.say(f"step {self.step}: loss or gradient is not finite, step skipped")
+        if in_row >= limit:
+            raise UserError(
+                f"Loss or gradient was not finite in {in_row} steps in a row, up to step "
+                f"{self.step} (train.max_nonfinite = {limit}), so the run stops. Checkpoints "
+                f"({self._store.steps()}) hold finite values only. Look for extreme values in the "
+                "data with `hdvpd data inspect`, or start a new run with lower "
+                "train.learning_rates or train.clip_norm."
+            )
+
+
+def new_progress(dataset: str) -> Progress:
+    """Say where a run stands before its first step.
+
+    Args:
+      dataset: identity of the data set.
+
+    Returns:
+      Values for the checkpoint: steps done, the loader's next batch, metrics not yet in a record.
+    """
+    return {"step": 0, "next_batch": 0, "window": [], "dataset": dataset}
+
+
+def run_record(config: Config, *, dataset: str) -> Record:
+    """Make the first record of `metrics.jsonl`: what decides the numbers that follow.
+
+    Args:
+      config: of the run.
+      dataset: identity of the data set.
+    """
+    return {
+        "kind": "run",
+        "seed": config.train.seed,
+        "config": config_identity(config),
+        "dataset": dataset,
+        "device": jax.devices()[0].device_kind,
+        "versions": {"hdvpd": hdvpd.__version__, **library_versions()},
+    }
+
+
+def average_batches(batches: list[Mapping[str, Any]]) -> dict[str, float]:
+    """Average metrics over equally large batches."""
+    return {
+        name: float(np.mean([b[name] for b in batches], dtype=np.float64)) for name in batches[0]
+    }
