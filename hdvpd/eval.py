@@ -1,0 +1,325 @@
+"""Evaluate runs: `main` rolls out held-out episodes and writes curves, videos and the report.
+
+The same checkpoint, data and settings give the same numbers: nothing is random but the choice of
+particles and the bootstrap, both from `eval.seed`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import select_cameras
+from hdvpd.errors import UserError
+from hdvpd.evaluation.curves import (
+    LABELS,
+    METRICS,
+    PREDICTORS,
+    TITLES,
+    episodes_csv,
+    plot_curves,
+    summarize,
+    to_csv,
+    to_json,
+    to_png,
+)
+from hdvpd.evaluation.episodes import SPLIT, RunResult, describe_windows, evaluate_run
+from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish, staging_folder
+from hdvpd.evaluation.report import RunReport, control_verdict, render_report, static_verdict
+from hdvpd.evaluation.videos import write_clip
+from hdvpd.experiments import apply_overrides, to_toml
+from hdvpd.training.checkpoints import load_model
+
+_SHARED = ("steps", "dataset", "cameras", "image_size", "far", "moving_threshold", "windows")
+_CHANGEABLE = ("data.path", "data.cameras", "data.num_workers", "data.prefetch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One run, evaluated.
+
+    Attributes:
+      result: scores and clips.
+      summary: its object in metrics.json.
+      config: resolved, with the flags of this evaluation.
+      facts: what the report says of its origin.
+    """
+
+    result: RunResult
+    summary: dict[str, Any]
+    config: Config
+    facts: dict[str, str]
+
+
+def main(
+    runs: Sequence[Path],
+    *,
+    out: Path | None = None,
+    steps: int | None = None,
+    checkpoint_step: int | None = None,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Evaluate one run into its own folder, or several into one folder with a joint plot.
+
+    Args:
+      runs: run folders, or names of runs in `runs/`.
+      out: folder of the results; None is `RUN/eval`, with the report in `RUN/report`.
+      steps: predicted frames per rollout; None takes the runs' `eval.num_steps`.
+      checkpoint_step: which checkpoint; None takes each run's newest sound one.
+      overrides: flags such as `["--eval.num-episodes", "4"]`, for every run.
+
+    Raises:
+      UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
+    """
+    folders = find_runs(runs)
+    if out is None and len(folders) > 1:
+        raise UserError(
+            f"{len(folders)} runs are compared in one place: say where with --out DIR, for example "
+            "--out runs/comparison."
+        )
+    if steps is not None:
+        overrides = (*overrides, "--eval.num-steps", str(steps))
+    first = next(iter(folders.values()))
+    target = first / "eval" if out is None else out
+    report = (first if out is None else out) / "report" / "index.html"
+    with staging_folder(target) as staging:
+        evaluations = {
+            name: evaluate(name, folder, checkpoint_step, overrides)
+            for name, folder in folders.items()
+        }
+        require_same_frames(evaluations)
+        videos = write_results(staging, evaluations)
+        publish(staging, target, report)
+    for name, evaluation in evaluations.items():
+        print_summary(name, evaluation)
+    for video in videos[:1]:
+        more = f" (and {len(videos) - 1} more)" if len(videos) > 1 else ""
+        print(f"video    {target / video}{more}")
+    for label, path in (("curve", target / "ssim.png"), ("numbers", target / METRICS_FILE)):
+        print(f"{label:8} {path}")
+    print(f"report   {report}", flush=True)
+
+
+def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
+    """Find the folders of runs.
+
+    Args:
+      runs: paths, or names of runs in `runs/`.
+
+    Returns:
+      Folder by name; the name is the folder's, or the path as given where two are called alike.
+
+    Raises:
+      UserError: a run does not exist, is no run, or is named twice.
+    """
+    folders: list[Path] = []
+    for run in runs:
+        candidates = [run, Path("runs") / run]
+        found = next((c for c in candidates if (c / "config.toml").is_file()), None)
+        if found is None:
+            there = sorted(p.parent.name for p in Path("runs").glob("*/config.toml"))
+            raise UserError(
+                f"{run} is no run folder (it has no config.toml). Train one with `hdvpd train`, or "
+                f"give the path of one; runs/ holds {', '.join(there) or 'none'}."
+            )
+        if any(found.resolve() == other.resolve() for other in folders):
+            raise UserError(f"{run} is named twice: name every run once.")
+        folders.append(found)
+    names = [folder.resolve().name for folder in folders]
+    return {
+        name if names.count(name) == 1 else folder.as_posix(): folder
+        for name, folder in zip(names, folders, strict=True)
+    }
+
+
+def evaluate(
+    name: str, folder: Path, checkpoint_step: int | None, overrides: Sequence[str]
+) -> Evaluation:
+    """Evaluate one run.
+
+    Args:
+      name: of the run.
+      folder: of the run.
+      checkpoint_step: which checkpoint, or None for the newest sound one.
+      overrides: flags for the evaluation.
+
+    Returns:
+      Scores, clips and what they were made from.
+
+    Raises:
+      UserError: see `main`.
+    """
+    model, trained, scene, step = load_model(folder, checkpoint_step)
+    config = apply_overrides(trained, overrides, source=str(folder / "config.toml"))
+    require_changeable(trained, config)
+    dataset = Dataset(config.data.path)
+    require_scene(scene, dataset, config, folder)
+    result = evaluate_run(name, model, config, dataset, say=lambda text: print(text, flush=True))
+    settings = {
+        "checkpoint_step": step,
+        "dataset": dataset.identity(),
+        "split": SPLIT,
+        "moving_threshold": config.eval.moving_threshold,
+        "image_size": [config.data.height, config.data.width],
+        "far": config.render.far,
+        "psnr": "10 log10(1 / MSE) per frame, then averaged; at most 100 dB",
+        "windows": describe_windows(result.windows),
+    }
+    summary = summarize(
+        result.scores,
+        num_bootstrap=config.eval.num_bootstrap,
+        seed=config.eval.seed,
+        settings=settings,
+    )
+    facts = {
+        "checkpoint": f"step {step} of {trained.train.num_steps}",
+        "data set": f"{config.data.path} ({dataset.identity()})",
+        "held-out episodes": ", ".join(map(str, result.scores.episodes)),
+        "cameras": ", ".join(select_cameras(dataset, config.data)),
+        "images": f"{config.data.height}\u00d7{config.data.width} px",
+        "particles": f"{config.model.num_particles:,} per time step",
+        "code": _code_version(folder),
+    }
+    return Evaluation(result, summary, config, facts)
+
+
+def _code_version(folder: Path) -> str:
+    file = folder / "git.txt"
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return lines[0] if lines else "unknown"
+
+
+def require_changeable(trained: Config, config: Config) -> None:
+    """Refuse flags that would ask a trained model to be another one.
+
+    Args:
+      trained: configuration of the run.
+      config: the same after the flags of the evaluation.
+
+    Raises:
+      UserError: naming the first key that must stay.
+    """
+    for section in dataclasses.fields(Config):
+        old, new = getattr(trained, section.name), getattr(config, section.name)
+        for field in dataclasses.fields(old):
+            key = f"{section.name}.{field.name}"
+            was, now = getattr(old, field.name), getattr(new, field.name)
+            if was != now and section.name != "eval" and key not in _CHANGEABLE:
+                raise UserError(
+                    f"{key} = {now!r} cannot be chosen in an evaluation: the run was trained with "
+                    f"{was!r}. Flags that can: --eval.*, "
+                    f"{', '.join('--' + k.replace('_', '-') for k in _CHANGEABLE)}."
+                )
+
+
+def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Path) -> None:
+    """Refuse a data set of another robot or workspace.
+
+    Args:
+      scene: what the model was built for.
+      dataset: what it is to be evaluated on.
+      config: may override the workspace.
+      folder: of the run, for the message.
+
+    Raises:
+      UserError: naming both.
+    """
+    found = dataset.scene_spec(config.data)
+    if found != scene:
+        raise UserError(
+            f"The model in {folder} was trained for {scene.num_robot_points} kinematic points and "
+            f"the workspace {scene.workspace_min} to {scene.workspace_max}, but the data set "
+            f"{dataset.path} has {found.num_robot_points} and {found.workspace_min} to "
+            f"{found.workspace_max}. Name a data set of the same robot and workspace with "
+            "--data.path."
+        )
+
+
+def require_same_frames(evaluations: dict[str, Evaluation]) -> None:
+    """Refuse to compare runs that were scored on different frames.
+
+    Args:
+      evaluations: by name of the run.
+
+    Raises:
+      UserError: naming the first run that differs from the first.
+    """
+    first_name, first = next(iter(evaluations.items()))
+    for name, evaluation in evaluations.items():
+        for key in _SHARED:
+            one, other = (list(e.summary[key]) if key == "cameras" else e.summary[key]
+                          for e in (first, evaluation))  # fmt: skip
+            if one != other:
+                raise UserError(
+                    f"Runs {first_name} and {name} were scored on different frames and cannot "
+                    f"share a plot: {key} is {one} and {other}. Give both the same with flags "
+                    "such as --steps, --data.path or --eval.*, or evaluate them apart."
+                )
+
+
+def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Path]:
+    """Write all files of an evaluation.
+
+    Args:
+      staging: an empty folder.
+      evaluations: by name of the run.
+
+    Returns:
+      The videos' paths inside the folder.
+    """
+    summaries = {name: e.summary for name, e in evaluations.items()}
+    single = len(summaries) == 1
+    curve = to_png(plot_curves(summaries))
+    pages, videos = [], []
+    with explain_write_errors(staging.parent):
+        for name, evaluation in evaluations.items():
+            below = Path() if single else Path(name)
+            shown = []
+            for number, clip in evaluation.result.clips:
+                stem = f"episode-{number:04d}"
+                videos.append(Path("videos") / below / f"{stem}.mp4")
+                write_clip(clip, staging / videos[-1], staging / "frames" / below / stem)
+                shown.append((clip.title, (staging / videos[-1]).read_bytes()))
+            pages.append(
+                RunReport(
+                    name,
+                    evaluation.summary,
+                    to_toml(evaluation.config),
+                    evaluation.facts,
+                    tuple(shown),
+                )
+            )
+        value = next(iter(summaries.values())) if single else {"runs": summaries}
+        (staging / METRICS_FILE).write_text(to_json(value))
+        (staging / "metrics.csv").write_text(to_csv(summaries))
+        scores = [e.result.scores for e in evaluations.values()]
+        (staging / "episodes.csv").write_text(episodes_csv(scores))
+        (staging / "ssim.png").write_bytes(curve)
+        (staging / "report.html").write_text(render_report(pages, curve), encoding="utf-8")
+    return videos
+
+
+def print_summary(name: str, evaluation: Evaluation) -> None:
+    """Print means over all rollout steps and what they say.
+
+    Args:
+      name: of the run.
+      evaluation: of the run.
+    """
+    summary = evaluation.summary
+    print(
+        f"\n{name}: checkpoint {summary['checkpoint_step']}, {summary['episodes']} held-out "
+        f"episodes, mean over rollout steps 0 to {summary['steps'] - 1}"
+    )
+    print(f"{'':18}" + "".join(f"{TITLES[m]:>26}" for m in METRICS))
+    for predictor in PREDICTORS:
+        cells = []
+        for metric in METRICS:
+            entry = summary["average_over_steps"][predictor][metric]
+            known = entry["mean"] is not None
+            cells.append(f"{entry['mean']:.3f} \u00b1 {entry['ci95']:.3f}" if known else "-")
+        print(f"{LABELS[predictor]:18}" + "".join(f"{cell:>26}" for cell in cells))
+    for verdict in (static_verdict(summary), control_verdict(summary)):
+        print(verdict.text)

@@ -1,0 +1,97 @@
+"""Writing an evaluation: a reader finds the old one or the new one, and nothing is lost.
+
+Everything is made in a folder aside and moved into place file by file, metrics.json last. Results
+that differ from those already there (another checkpoint, more steps) first move to `previous-1`,
+`previous-2`, ... beside the new ones; equal results are replaced, which changes nothing.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdvpd.errors import UserError
+
+METRICS_FILE = "metrics.json"
+_ARTEFACTS = (METRICS_FILE, "metrics.csv", "episodes.csv", "ssim.png", "videos", "frames")
+
+
+@contextlib.contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn a refusal of the file system into a message.
+
+    Args:
+      path: what is being written.
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"Could not write {path}: {error.strerror or error}. Earlier results there are intact. "
+            "Free some space or permit writing there, then evaluate again."
+        ) from error
+
+
+@contextlib.contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside the final files, and remove it whatever happens.
+
+    Args:
+      target: where the files will end.
+
+    Yields:
+      An empty folder on the same disk.
+    """
+    staging = target / f".partial-{os.getpid()}"
+    with explain_write_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def publish(staging: Path, target: Path, report: Path) -> None:
+    """Move finished files into place.
+
+    Args:
+      staging: holds the files of an evaluation, and the page as `report.html`.
+      target: folder of the results.
+      report: where the page belongs.
+
+    Raises:
+      UserError: the file system refuses.
+    """
+    with explain_write_errors(target):
+        _keep_previous(staging, target, report)
+        page = staging / "report.html"
+        report.parent.mkdir(parents=True, exist_ok=True)
+        files = [f for f in sorted(staging.rglob("*")) if f.is_file() and f != page]
+        for file in sorted(files, key=lambda f: f.name == METRICS_FILE):
+            place = target / file.relative_to(staging)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(place)
+        # The report may lie on another disk than the results when folders are links.
+        shutil.move(page, report)
+
+
+def _keep_previous(staging: Path, target: Path, report: Path) -> None:
+    old = target / METRICS_FILE
+    if not old.is_file() or old.read_bytes() == (staging / METRICS_FILE).read_bytes():
+        return
+    number = 1
+    while (target / f"previous-{number}").exists():
+        number += 1
+    kept = target / f"previous-{number}"
+    kept.mkdir()
+    for name in _ARTEFACTS:
+        if (target / name).exists():
+            (target / name).rename(kept / name)
+    if report.is_file():
+        shutil.move(report, kept / "report.html")

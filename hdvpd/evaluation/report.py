@@ -1,0 +1,315 @@
+"""The report: one HTML page that holds everything, readable without a server or a network."""
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hdvpd.evaluation.curves import LABELS, METRICS, PREDICTORS, TITLES
+
+_DECIMALS = {"ssim": 3, "moving_ssim": 3, "psnr": 2, "moving_psnr": 2}
+_EXPLANATIONS = {
+    "model": "particles moved by the planned actions",
+    "static_render": "the encoded particles, rendered without dynamics",
+    "copy_last_frame": "the last observed frame itself",
+    "shuffled_actions": "the model with another episode's actions",
+}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What the page shows of one run.
+
+    Attributes:
+      name: name of the run.
+      summary: its object in metrics.json.
+      config_toml: the resolved configuration.
+      facts: what it was made from, such as checkpoint and data set, as label and value.
+      videos: title and mp4 file of each shown episode.
+    """
+
+    name: str
+    summary: dict[str, Any]
+    config_toml: str
+    facts: dict[str, str]
+    videos: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One comparison in words.
+
+    Attributes:
+      good: whether it came out as it should, beyond the interval.
+      text: the sentence.
+    """
+
+    good: bool
+    text: str
+
+
+def compare(summary: dict[str, Any], predictor: str, metric: str) -> tuple[float, float] | None:
+    """Return by how much the model is better, averaged over steps, and the interval's half width.
+
+    Args:
+      summary: one run's object in metrics.json.
+      predictor: whom to compare with.
+      metric: by which score.
+
+    Returns:
+      None where the score does not exist, because nothing moved.
+    """
+    entry = summary["average_over_steps"][predictor][metric]
+    if entry["behind_model"] is None:
+        return None
+    return entry["behind_model"], entry["behind_model_ci95"]
+
+
+def _differences(summary: dict[str, Any], predictor: str) -> dict[str, tuple[float, float]]:
+    found = {m: compare(summary, predictor, m) for m in ("ssim", "moving_psnr")}
+    return {metric: value for metric, value in found.items() if value is not None}
+
+
+def _phrase(metric: str, difference: tuple[float, float]) -> str:
+    digits, unit = _DECIMALS[metric], " dB" if "psnr" in metric else ""
+    name = {"ssim": "SSIM", "moving_psnr": "moving-pixel PSNR"}[metric]
+    return f"{name} {difference[0]:+.{digits}f} \u00b1 {difference[1]:.{digits}f}{unit}"
+
+
+def control_verdict(summary: dict[str, Any]) -> Verdict:
+    """Judge the shuffled-action control: does the model use the actions?
+
+    It does if the control scores lower on SSIM and on moving-pixel PSNR, averaged over all steps.
+
+    Args:
+      summary: one run's object in metrics.json.
+
+    Returns:
+      Good only if both are lower by more than the half width of the interval.
+    """
+    differences = _differences(summary, "shuffled_actions")
+    numbers = ", ".join(_phrase(metric, d) for metric, d in differences.items())
+    numbers = f"(model minus control: {numbers}; mean over steps, paired 95 % interval)"
+    if any(d[0] <= 0 for d in differences.values()):
+        text = (
+            "The shuffled-action control does not score lower than the model: these numbers do "
+            f"not show that the model uses its actions {numbers}."
+        )
+        return Verdict(False, text)
+    if any(d[0] <= d[1] for d in differences.values()):
+        text = (
+            "The shuffled-action control scores lower than the model, but not clearly: zero lies "
+            f"within the interval {numbers}."
+        )
+        return Verdict(False, text)
+    return Verdict(True, f"With shuffled actions the model scores clearly lower {numbers}.")
+
+
+def static_verdict(summary: dict[str, Any]) -> Verdict:
+    """Judge the dynamics: is predicting better than rendering what was observed?
+
+    Args:
+      summary: one run's object in metrics.json.
+
+    Returns:
+      Good if the model is ahead on SSIM and on moving-pixel PSNR, averaged over all steps.
+    """
+    differences = _differences(summary, "static_render")
+    numbers = ", ".join(_phrase(metric, d) for metric, d in differences.items())
+    ahead = [d[0] > 0 for d in differences.values()]
+    word = "beats" if all(ahead) else "beats only in part" if any(ahead) else "does not beat"
+    return Verdict(all(ahead), f"The prediction {word} the static render ({numbers}).")
+
+
+def _number(mean: float | None, ci95: float | None, metric: str) -> str:
+    if mean is None:
+        return "\u2013"
+    digits = _DECIMALS.get(metric, 3)
+    spread = "" if ci95 is None else f" <small>\u00b1 {ci95:.{digits}f}</small>"
+    return f"{mean:.{digits}f}{spread}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table; cells are HTML, the first of each row is its header."""
+    titles = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{c}</td>" for c in row[1:])}</tr>'
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _average_table(summary: dict[str, Any]) -> str:
+    rows = []
+    for predictor in PREDICTORS:
+        averages = summary["average_over_steps"][predictor]
+        label = f"{LABELS[predictor]}<small>{_EXPLANATIONS[predictor]}</small>"
+        cells = [_number(averages[m]["mean"], averages[m]["ci95"], m) for m in METRICS]
+        rows.append([label, *cells])
+    return _table(["", *(TITLES[m] for m in METRICS)], rows)
+
+
+def _step_table(lists: dict[str, Any], metric: str, steps: int) -> str:
+    rows = []
+    for predictor in PREDICTORS:
+        means, ci95 = lists[predictor][metric], lists[predictor][f"{metric}_ci95"]
+        cells = [_number(means[s], ci95[s], metric) for s in range(steps)]
+        rows.append([LABELS[predictor], *cells])
+    return _table([TITLES[metric], *(str(s) for s in range(steps))], rows)
+
+
+def _depth_table(summary: dict[str, Any]) -> str:
+    model, steps = summary["model"], range(summary["steps"])
+    rows = [
+        [label, *(_number(model[key][s], model[f"{key}_ci95"][s], key) for s in steps)]
+        for key, label in (
+            ("depth_abs_rel", "absolute relative error"),
+            ("depth_within_1_25", "share within a factor of 1.25"),
+        )
+    ]
+    return _table(["Depth of the model", *(str(s) for s in steps)], rows)
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
+
+
+def _verdicts(summary: dict[str, Any]) -> str:
+    items = []
+    for verdict in (static_verdict(summary), control_verdict(summary)):
+        text = html.escape(verdict.text)
+        content = text if verdict.good else f"<strong>{text}</strong>"
+        items.append(f'<li class="{"good" if verdict.good else "bad"}">{content}</li>')
+    if summary["episodes"] < 2:
+        text = "<strong>Only one episode: the intervals have no width and say nothing.</strong>"
+        items.append(f'<li class="bad">{text}</li>')
+    return f'<ul class="verdicts">{"".join(items)}</ul>'
+
+
+def _videos(videos: Sequence[tuple[str, bytes]]) -> str:
+    figures = []
+    for title, data in videos:
+        source = base64.b64encode(data).decode()
+        figures.append(
+            '<figure><video controls loop muted autoplay playsinline preload="auto" '
+            f'src="data:video/mp4;base64,{source}"></video>'
+            f"<figcaption>{html.escape(title)}</figcaption></figure>"
+        )
+    return "".join(figures)
+
+
+def _run_section(run: RunReport) -> str:
+    summary = run.summary
+    facts = "".join(
+        f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>"
+        for k, v in run.facts.items()
+    )
+    steps = "".join(_step_table(summary, metric, summary["steps"]) for metric in METRICS)
+    cameras = "".join(
+        f"<h4>{html.escape(name)}</h4>"
+        + "".join(_step_table(lists, metric, summary["steps"]) for metric in METRICS)
+        for name, lists in summary["cameras"].items()
+    )
+    shown = f"<h3>Rollouts</h3>{_videos(run.videos)}" if run.videos else ""
+    return (
+        f'<section><h2>{html.escape(run.name)}</h2><dl class="facts">{facts}</dl>'
+        f"{_verdicts(summary)}"
+        f"<h3>Mean over rollout steps 0 to {summary['steps'] - 1}</h3>{_average_table(summary)}"
+        f"{shown}<h3>Details</h3>"
+        f"{_details('Every rollout step', steps + _depth_table(summary))}"
+        f"{_details('Every camera', cameras)}"
+        f"{_details('Configuration', f'<pre>{html.escape(run.config_toml)}</pre>')}</section>"
+    )
+
+
+def _method(summary: dict[str, Any]) -> str:
+    settings = summary["ssim_settings"]
+    size = settings["window_size"]
+    return (
+        f"<p>{summary['episodes']} held-out episodes, rolled out {summary['steps']} steps from "
+        "two observed frames and the planned actions. Truth is white wherever nothing can be "
+        "rendered (no depth, outside the workspace box, too far). "
+        f"<b>SSIM</b>: {size}\u00d7{size} Gaussian window, \u03c3 = {settings['sigma']}, "
+        "population covariance, data range 1, mean over RGB, valid borders. "
+        "<b>PSNR</b>: 10 log\u2081\u2080(1/MSE) per frame, then averaged. "
+        f"<b>Moving pixels</b>: any channel differs by more than {summary['moving_threshold']} "
+        "from the last observed frame; frames without any are left out. "
+        "<b>\u00b1</b>: half the 95 % bootstrap interval over episodes "
+        f"({summary['num_bootstrap']} resamples, seed {summary['seed']}). Cameras stand still, "
+        "so copying the last frame scores high on the full frame for nothing: compare on moving "
+        "pixels.</p>"
+    )
+
+
+def render_report(runs: Sequence[RunReport], curve_png: bytes) -> str:
+    """Write the page.
+
+    Args:
+      runs: one or several, evaluated alike.
+      curve_png: the plot over rollout steps.
+
+    Returns:
+      HTML that refers to nothing outside itself.
+    """
+    title = "hdvpd: " + ", ".join(run.name for run in runs)
+    curve = base64.b64encode(curve_png).decode()
+    sections = "".join(_run_section(run) for run in runs)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<header><h1>{html.escape(title)}</h1>{_method(runs[0].summary)}</header>"
+        '<figure class="curve"><img alt="SSIM and PSNR against the rollout step" '
+        f'src="data:image/png;base64,{curve}"></figure>'
+        f"{sections}</main></body></html>\n"
+    )
+
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1d2126; --faint: #5d6670; --page: #f6f7f8;
+  --card: #fff; --line: #dde1e6; --good: #15734a; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e8eb; --faint: #9aa4af;
+  --page: #15181c; --card: #1e2227; --line: #343a42; --good: #59c48f; --bad: #ff8a80; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 72rem; margin: 0 auto; padding: 1rem clamp(.75rem, 3vw, 2rem) 4rem; }
+h1 { font-size: 1.7rem; margin: 1.2rem 0 .4rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.35rem; margin: 0 0 .6rem; overflow-wrap: anywhere; }
+h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
+h4 { margin: 1rem 0 .3rem; }
+header p { color: var(--faint); font-size: .92rem; max-width: 62rem; }
+section, .curve { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
+  padding: 1.1rem clamp(.75rem, 2.5vw, 1.5rem); margin: 1.2rem 0; }
+.curve { background: #fff; text-align: center; }
+img, video { max-width: 100%; height: auto; display: block; margin: 0 auto; }
+video { width: 100%; border-radius: .35rem; background: #18191e; }
+figure { margin: .8rem 0; }
+figcaption { color: var(--faint); font-size: .88rem; margin-top: .3rem; }
+.facts { display: flex; flex-wrap: wrap; gap: .4rem 1.6rem; margin: 0 0 .8rem; }
+.facts dt { color: var(--faint); font-size: .8rem; }
+.facts dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.verdicts { list-style: none; padding: 0; margin: .8rem 0; }
+.verdicts li { border-left: .28rem solid var(--good); padding: .25rem .7rem; margin: .45rem 0; }
+.verdicts li.bad { border-color: var(--bad); }
+.verdicts li.bad strong { color: var(--bad); }
+.scroll { overflow-x: auto; margin: .5rem 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+thead th { color: var(--faint); font-weight: 600; font-size: .85rem; }
+tbody th, thead th:first-child { text-align: left; font-weight: 600; }
+tbody tr:first-child th, tbody tr:first-child td { font-weight: 700; }
+td small { color: var(--faint); font-weight: 400; }
+tbody th small { display: block; color: var(--faint); font-weight: 400; white-space: normal;
+  min-width: 12rem; }
+details { border-top: 1px solid var(--line); padding: .5rem 0; }
+summary { cursor: pointer; font-weight: 600; }
+pre { overflow-x: auto; font-size: .85rem; background: var(--page); padding: .8rem;
+  border-radius: .4rem; }
+@media print { section, .curve { break-inside: avoid; } }
+"""

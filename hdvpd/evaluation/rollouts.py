@@ -1,0 +1,290 @@
+"""What every predictor says about a held-out window, and how it scores.
+
+The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
+
+- model: the particles encoded from the two observed frames, moved by the planned actions;
+- static_render: the same particles of the last observed frame, rendered without moving them;
+- copy_last_frame: the whitened last observed frame itself;
+- shuffled_actions: the model with the planned actions of another episode.
+
+Everything is compiled once per run and called for every window, step and camera; observed frames
+are encoded once per window and the static particles rendered once per camera that stands still.
+Random is only the choice of particles, a function of seed, episode and start frame.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hdvpd.array_typing import Array, Bool, Float, PRNGKey
+from hdvpd.data.windows import OBSERVED_FRAMES, replace_actions
+from hdvpd.encoders.particles import visible_points
+from hdvpd.errors import UserError
+from hdvpd.evaluation.curves import PREDICTORS
+from hdvpd.metrics import depth_errors, moving_pixels, score_frame
+from hdvpd.model import Model, render_image
+from hdvpd.types import Batch, Camera, ParticleCloud, Rendering, RgbdFrames, RobotPoints
+
+Tree = TypeVar("Tree")
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """The jitted parts of a model.
+
+    Attributes:
+      encode: (frames of one time with axes (v), key) -> cloud.
+      rollout: (cloud at -2, cloud at -1, robot with axes (2 + s)) -> clouds with axes (s).
+      render: (cloud, camera) -> image of the configured size.
+      whiten: frames -> whitened colours and the mask of pixels that are not painted white.
+    """
+
+    encode: Callable[[RgbdFrames, PRNGKey], ParticleCloud]
+    rollout: Callable[[ParticleCloud, ParticleCloud, RobotPoints], ParticleCloud]
+    render: Callable[[ParticleCloud, Camera], Rendering]
+    whiten: Callable[[RgbdFrames], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """Scores and pictures of one window.
+
+    Attributes:
+      scores: `METRICS` of every predictor.
+      depth: `DEPTH_METRICS` of the model.
+      truth: whitened frames, the two observed ones first.
+      prediction: the model's frames.
+      clouds: particles of every frame, encoded for the observed ones; axes (f).
+    """
+
+    scores: Float[np.ndarray, "predictors v s 4"]
+    depth: Float[np.ndarray, "v s 2"]
+    truth: Float[np.ndarray, "f v h w 3"]
+    prediction: Float[np.ndarray, "s v h w 3"]
+    clouds: ParticleCloud
+
+
+def compile_model(model: Model) -> CompiledModel:
+    """Wrap a model's parts so that each is compiled at its first call and never again.
+
+    Args:
+      model: the world model; its parameters are passed as arguments, not baked in.
+
+    Returns:
+      Functions of arrays.
+    """
+    graphdef, state = nnx.split(model)
+    size = model.config.data.height, model.config.data.width
+
+    @jax.jit
+    def encode(state: nnx.State, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
+        return nnx.merge(graphdef, state).encode(frames, key)
+
+    @jax.jit
+    def rollout(
+        state: nnx.State, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> ParticleCloud:
+        return nnx.merge(graphdef, state).rollout(previous, current, robot)
+
+    @jax.jit
+    def render(state: nnx.State, cloud: ParticleCloud, camera: Camera) -> Rendering:
+        return render_image(nnx.merge(graphdef, state), cloud, camera, *size)
+
+    @jax.jit
+    def whiten(frames: RgbdFrames) -> tuple[Array, Array]:
+        scene, far = model.scene, model.config.render.far
+        _, visible = visible_points(
+            frames.depth_m, frames.camera, scene.workspace_min, scene.workspace_max, far
+        )
+        return model.white_targets(frames), visible
+
+    return CompiledModel(
+        encode=lambda frames, key: encode(state, frames, key),
+        rollout=lambda *arguments: rollout(state, *arguments),
+        render=lambda cloud, camera: render(state, cloud, camera),
+        whiten=whiten,
+    )
+
+
+def _at(tree: Tree, index: int | tuple[int, int]) -> Tree:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def window_key(seed: int, batch: Batch) -> PRNGKey:
+    """Return the key that draws a window's particles, a function of seed, episode and start."""
+    key = jax.random.fold_in(jax.random.key(seed), int(batch.episode))
+    return jax.random.fold_in(key, int(batch.start))
+
+
+def encode_observed(
+    compiled: CompiledModel, batch: Batch, key: PRNGKey
+) -> tuple[ParticleCloud, ParticleCloud]:
+    """Encode the two observed frames of a window.
+
+    Args:
+      compiled: the model.
+      batch: a window without a batch axis.
+      key: draws the particles.
+
+    Returns:
+      The clouds at -2 and -1.
+    """
+    keys = jax.random.split(key, OBSERVED_FRAMES)
+    previous, current = (
+        compiled.encode(_at(batch.frames, frame), keys[frame]) for frame in range(OBSERVED_FRAMES)
+    )
+    return previous, current
+
+
+def render_clouds(
+    compiled: CompiledModel, clouds: list[ParticleCloud], camera: Camera
+) -> tuple[Float[np.ndarray, "s v h w 3"], Float[np.ndarray, "s v h w"]]:
+    """Render a cloud per step from every camera.
+
+    An image is made anew only if the cloud or the camera is another than the step before.
+
+    Args:
+      compiled: the model.
+      clouds: one per step; the same object where nothing moves.
+      camera: axes (s v).
+
+    Returns:
+      Colours in [0, 1] and planar depth [m].
+    """
+    num_views = camera.intrinsics.shape[1]
+    rgb: list[list[np.ndarray]] = []
+    depth_m: list[list[np.ndarray]] = []
+    for step, cloud in enumerate(clouds):
+        rgb.append([])
+        depth_m.append([])
+        for view in range(num_views):
+            if step > 0 and cloud is clouds[step - 1] and _stands_still(camera, step, view):
+                rgb[step].append(rgb[step - 1][view])
+                depth_m[step].append(depth_m[step - 1][view])
+                continue
+            rendering = compiled.render(cloud, _at(camera, (step, view)))
+            rgb[step].append(np.asarray(rendering.rgb))
+            depth_m[step].append(np.asarray(rendering.depth_m))
+    return np.stack([np.stack(row) for row in rgb]), np.stack([np.stack(row) for row in depth_m])
+
+
+def _stands_still(camera: Camera, step: int, view: int) -> bool:
+    now, before = _at(camera, (step, view)), _at(camera, (step - 1, view))
+    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(before), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def evaluate_window(
+    compiled: CompiledModel, batch: Batch, other: Batch, *, seed: int, moving_threshold: float
+) -> WindowResult:
+    """Let every predictor predict one window, and score it.
+
+    Args:
+      compiled: the model.
+      batch: a window without a batch axis, numpy arrays.
+      other: the window that lends its actions to the shuffled-action control.
+      seed: seed of the choice of particles.
+      moving_threshold: see `metrics.moving_pixels`.
+
+    Returns:
+      Scores and pictures.
+
+    Raises:
+      UserError: the model predicts something that is not a number.
+    """
+    truth, visible = (np.asarray(x) for x in compiled.whiten(batch.frames))
+    previous, current = encode_observed(compiled, batch, window_key(seed, batch))
+    clouds = compiled.rollout(previous, current, batch.robot)
+    shuffled = compiled.rollout(previous, current, replace_actions(batch, other).robot)
+    steps = truth.shape[0] - OBSERVED_FRAMES
+    future = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], batch.frames)
+
+    def render(clouds: list[ParticleCloud]) -> tuple[np.ndarray, np.ndarray]:
+        return render_clouds(compiled, clouds, future.camera)
+
+    prediction, depth_m = render([_at(clouds, step) for step in range(steps)])
+    last = truth[OBSERVED_FRAMES - 1]
+    images = {
+        "model": prediction,
+        "static_render": render([current] * steps)[0],
+        "copy_last_frame": np.broadcast_to(last, prediction.shape),
+        "shuffled_actions": render([_at(shuffled, step) for step in range(steps)])[0],
+    }
+    _require_finite(images, batch)
+    return WindowResult(
+        scores=score_images(images, truth[OBSERVED_FRAMES:], last, moving_threshold),
+        depth=score_depth(depth_m, np.asarray(future.depth_m), visible[OBSERVED_FRAMES:]),
+        truth=truth,
+        prediction=prediction,
+        clouds=jax.tree.map(
+            lambda a, b, c: np.asarray(jnp.concatenate([a[None], b[None], c])),
+            previous, current, clouds,
+        ),
+    )  # fmt: skip
+
+
+def _require_finite(images: dict[str, Float[np.ndarray, "s v h w 3"]], batch: Batch) -> None:
+    # A score of NaN means "nothing to score" further on, so it must not come from the model.
+    for predictor, image in images.items():
+        bad = ~np.isfinite(image).all(axis=(1, 2, 3, 4))
+        if bad.any():
+            raise UserError(
+                f"{predictor}: the image of rollout step {int(np.argmax(bad))} in episode "
+                f"{int(batch.episode)} from frame {int(batch.start)} is not finite; this "
+                "checkpoint is unusable. Choose an earlier one with --step, or train again."
+            )
+
+
+def score_images(
+    images: dict[str, Float[np.ndarray, "s v h w 3"]],
+    truth: Float[np.ndarray, "s v h w 3"],
+    last_observed: Float[np.ndarray, "v h w 3"],
+    moving_threshold: float,
+) -> Float[np.ndarray, "predictors v s 4"]:
+    """Score every predictor's images.
+
+    Args:
+      images: frames of every predictor.
+      truth: the whitened frames they predict.
+      last_observed: the whitened last observed frame.
+      moving_threshold: see `metrics.moving_pixels`.
+
+    Returns:
+      `METRICS` in the order of `PREDICTORS`.
+    """
+    steps, views = truth.shape[:2]
+    scores = np.empty((len(PREDICTORS), views, steps, 4))
+    for step, view in np.ndindex(steps, views):
+        moving = moving_pixels(truth[step, view], last_observed[view], moving_threshold)
+        for i, predictor in enumerate(PREDICTORS):
+            image = images[predictor][step, view]
+            scores[i, view, step] = score_frame(image, truth[step, view], moving)
+    return scores
+
+
+def score_depth(
+    depth_m: Float[np.ndarray, "s v h w"],
+    truth_m: Float[np.ndarray, "s v h w"],
+    visible: Bool[np.ndarray, "s v h w"],
+) -> Float[np.ndarray, "v s 2"]:
+    """Score the model's depth where depth was measured and can be rendered.
+
+    Args:
+      depth_m: rendered planar depth [m].
+      truth_m: measured planar depth [m].
+      visible: pixels that are not painted white.
+
+    Returns:
+      `DEPTH_METRICS`.
+    """
+    steps, views = depth_m.shape[:2]
+    scores = np.empty((views, steps, 2))
+    for step, view in np.ndindex(steps, views):
+        errors = depth_errors(depth_m[step, view], truth_m[step, view], visible[step, view])
+        scores[view, step] = errors
+    return scores
