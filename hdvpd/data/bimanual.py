@@ -1,32 +1,54 @@
-"""Simulating the bimanual scene: physics, cameras, and the workers that write a data set.
+"""`hdvpd data simulate`: worker processes that write, or complete, a simulated data set.
 
-An episode is a pure function of (seed, number): a scene and a plan are drawn, the physics runs,
-the states are rendered. A draw that is out of reach or makes the arms touch is drawn again. So
-episodes can be written in any order by any number of processes, and an interrupted data set is
-completed by the same command with the same bytes.
+An episode is a pure function of (seed, number). So episodes can be written in any order by any
+number of processes, and an interrupted data set is completed by the same command with the same
+bytes.
 """
 
 import concurrent.futures
+import concurrent.futures.process
 import multiprocessing
+import multiprocessing.connection
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rich.console
+import rich.progress
 
 import hdvpd
-from hdvpd.array_typing import Float
+from hdvpd.data import bimanual_clip, schema, store, writer
 from hdvpd.data import bimanual_scene as scene
-from hdvpd.data import schema, writer
-from hdvpd.data.bimanual_plan import draw_plan, joint_path, within_reach
 from hdvpd.errors import UserError
 
-RATE_HZ = 2.0
-SETTLING_STEPS = 300
-MAX_ATTEMPTS = 100
-SUCCESS_DISTANCE = 0.05
-"""A pushed or swept object has moved, and a can was lifted, by at least this [m]."""
+
+@dataclass(frozen=True)
+class _Job:
+    """What decides the bytes of a data set.
+
+    Attributes:
+      out: its folder.
+      episodes: when done.
+      steps: control steps per episode.
+      tasks: taken in turn.
+      size: height and width of the images [px].
+      seed: of everything.
+    """
+
+    out: Path
+    episodes: int
+    steps: int
+    tasks: tuple[str, ...]
+    size: tuple[int, int]
+    seed: int
+
+    def task(self, number: int) -> str:
+        """Return the task of an episode; every split, which is a last digit, meets every task."""
+        return self.tasks[(number + number // 10) % len(self.tasks)]
 
 
 def simulate(
@@ -34,8 +56,8 @@ def simulate(
     *,
     episodes: int,
     steps: int = 20,
-    tasks: Sequence[str] = scene.TASKS,
-    size: tuple[int, int] = (96, 128),
+    tasks: str | Sequence[str] = scene.TASKS,
+    size: str | tuple[int, int] = (96, 128),
     seed: int = 0,
     workers: int = 1,
 ) -> None:
@@ -43,342 +65,126 @@ def simulate(
 
     Args:
       out: folder of the data set.
-      episodes: in the data set when done.
+      episodes: in the data set when done; a finished one of ten or more can be extended.
       steps: control steps per episode; frames are one more.
-      tasks: any of push, can and sweep, taken in turn.
-      size: height and width of the images [px].
+      tasks: any of push, can and sweep, taken in turn; names, or one text with commas.
+      size: height and width of the images [px]; a pair, or text such as "96x128".
       seed: the same seed gives the same bytes, whatever the number of workers.
       workers: processes.
 
     Raises:
-      UserError: an impossible argument, another data set in `out`, no rendering backend, or a
-        disk that is full.
+      UserError: an impossible argument, another data set in `out`, no rendering backend, a full
+        disk, or a worker that was killed. Finished episodes are always kept.
     """
-    out, tasks = Path(out), tuple(tasks)
-    _check_arguments(episodes, steps, tasks, size, seed, workers)
-    _prepare_rendering(workers)
-    description = _describe(episodes, steps, tasks, size, seed)
-    _begin(out, description, episodes)
-    writer.clear_partial_episodes(out)
-    done = set(writer.finished_episodes(out))
-    jobs = [
-        (out, n, episodes, steps, tasks[(n + n // 10) % len(tasks)], size, seed)
-        for n in range(episodes)
-        if n not in done
-    ]
-    if workers == 1 or len(jobs) <= 1:
-        for job in jobs:
-            _write_clip(*job)
+    job = _Job(Path(out), episodes, steps, _parse_tasks(tasks), _parse_size(size), seed)
+    _check(job, workers)
+    if workers > 1:
+        # Mesa's own threads only get in the way when every core has a process.
+        os.environ.setdefault("LP_NUM_THREADS", "0")
+    bimanual_clip.check_rendering()
+    _begin(job)
+    writer.clear_partial_episodes(job.out)
+    done = set(writer.finished_episodes(job.out))
+    missing = [n for n in range(episodes) if n not in done]
+    console = rich.console.Console(stderr=True)
+    if done and missing:
+        console.print(f"{job.out} has {len(done)} of {episodes} episodes; simulating the others.")
+    for _ in rich.progress.track(
+        _write_clips(job, missing, workers),
+        description="simulating",
+        total=len(missing),
+        console=console,
+        disable=not console.is_terminal,
+    ):
+        pass
+    counts = {s: len(store.Dataset(job.out).split(s)) for s in schema.SPLITS}
+    listed = ", ".join(f"{count} {split}" for split, count in counts.items())
+    console.print(f"{job.out}: {sum(counts.values())} episodes of {steps + 1} frames ({listed}).")
+
+
+def _write_clips(job: _Job, numbers: Sequence[int], workers: int) -> Iterable[int]:
+    """Write episodes, yielding the number of each as it is finished."""
+    if workers == 1 or len(numbers) <= 1:
+        yield from (_write_clip(job, number) for number in numbers)
         return
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        futures = [pool.submit(_write_clip, *job) for job in jobs]
-        for future in concurrent.futures.as_completed(futures):
-            future.result()
-
-
-def simulate_clip(task: str, *, steps: int, size: tuple[int, int], seed: Sequence[int]) -> "Clip":
-    """Simulate one clip.
-
-    Args:
-      task: push, can or sweep.
-      steps: control steps; frames are one more.
-      size: height and width of the images [px].
-      seed: numbers that decide everything.
-
-    Returns:
-      Arrays and description as `writer.write_episode` takes them.
-
-    Raises:
-      UserError: MuJoCo or a rendering backend is missing, or no draw is possible.
-    """
-    import mujoco
-
-    for attempt in range(MAX_ATTEMPTS):
-        rng = np.random.default_rng([*seed, attempt])
-        draw = scene.draw_scene(task, rng)
-        plans = draw_plan(draw, steps, rng)
-        if not within_reach(plans):
-            continue
-        model = mujoco.MjModel.from_xml_string(scene.scene_xml(draw, *size))
-        path = joint_path(model, plans)
-        if path is None:
-            continue
-        states = _run_physics(model, path)
-        if states is not None:
-            return Clip(model, draw, path, states, size, attempt)
-    raise UserError(
-        f"No possible plan for task '{task}' with seed {list(seed)} after {MAX_ATTEMPTS} draws; "
-        f"steps = {steps} may leave the arms too little time. Use more --steps or another --seed."
+    pool = concurrent.futures.ProcessPoolExecutor(
+        min(workers, len(numbers)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_end_with_parent,
     )
-
-
-class Clip:
-    """One simulated clip: the states, and what is recorded from them.
-
-    Attributes:
-      model: compiled MuJoCo model.
-      draw: what was drawn.
-      targets: joints commanded after every frame [rad, m].
-      states: generalised positions at every frame.
-      size: height and width of the images [px].
-      attempt: draws that were refused before.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        draw: scene.SceneDraw,
-        path: Float[np.ndarray, "f 16"],
-        states: Float[np.ndarray, "f q"],
-        size: tuple[int, int],
-        attempt: int,
-    ) -> None:
-        """Keep the states; nothing is rendered yet."""
-        self.model, self.draw, self.states = model, draw, states
-        self.size, self.attempt = size, attempt
-        self.targets = np.concatenate([path[1:], path[-1:]])
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Render the images and compute every array of the episode.
-
-        Returns:
-          By path inside the episode (docs/data-format.md).
-
-        Raises:
-          UserError: no rendering backend.
-        """
-        joints = joint_addresses(self.model)
-        commanded = self.states.copy()
-        commanded[:, joints] = self.targets
-        for arm in scene.ARMS:  # the second finger mirrors the first
-            left, right = (self.model.joint(f"{arm}_grip_{s}").qposadr[0] for s in "lr")
-            commanded[:, right] = commanded[:, left]
-        objects = scene.object_names(self.draw.task)
-        result = {
-            "time_s": np.arange(len(self.states)) / RATE_HZ,
-            "robot/joint_positions": self.states[:, joints].astype(np.float32),
-            "robot/joint_targets": self.targets.astype(np.float32),
-            "robot/link_to_world": self._poses(self.states, tuple(scene.link_parents())),
-            "robot/target_link_to_world": self._poses(commanded, tuple(scene.link_parents())),
-            "truth/object_to_world": self._poses(self.states, objects),
-        }
-        images = render(self.model, self.states, self.size)
-        for view, name in enumerate(scene.CAMERAS):
-            intrinsics, pose = camera_parameters(self.model, view, self.size)
-            result[f"cameras/{name}/rgb"] = images[0][:, view]
-            result[f"cameras/{name}/depth"] = images[1][:, view]
-            result[f"cameras/{name}/intrinsics"] = intrinsics
-            result[f"cameras/{name}/camera_to_world"] = pose
-        return result
-
-    def success(self, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool:
-        """Say whether the task was reached.
-
-        Args:
-          object_to_world: poses of the objects.
-
-        Returns:
-          Whether a can was lifted, or another object displaced, by `SUCCESS_DISTANCE`.
-        """
-        moved = object_to_world[:, :, :3, 3] - object_to_world[:1, :, :3, 3]
-        if self.draw.task == "can":
-            distance = moved[..., 2].max()
-        else:
-            distance = np.linalg.norm(moved[-1, :, :2], axis=-1).max()
-        return bool(distance >= SUCCESS_DISTANCE)
-
-    def _poses(
-        self, states: np.ndarray, frames: tuple[str, ...]
-    ) -> Float[np.ndarray, "f l 4 4"]:
-        import mujoco
-
-        data = mujoco.MjData(self.model)
-        bodies = {self.model.body(b).name: b for b in range(self.model.nbody)}
-        sites = {self.model.site(s).name: s for s in range(self.model.nsite)}
-        poses = np.zeros((len(states), len(frames), 4, 4), np.float32)
-        poses[..., 3, 3] = 1.0
-        for f, state in enumerate(states):
-            data.qpos[:] = state
-            mujoco.mj_kinematics(self.model, data)
-            for k, name in enumerate(frames):
-                body = bodies.get(name)
-                rotation = data.site_xmat[sites[name]] if body is None else data.xmat[body]
-                place = data.site_xpos[sites[name]] if body is None else data.xpos[body]
-                poses[f, k, :3, :3], poses[f, k, :3, 3] = rotation.reshape(3, 3), place
-        return poses
-
-
-def joint_addresses(model: Any) -> list[int]:
-    """Return where the joints of `scene.joint_names` lie in a model's generalised positions.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-
-    Returns:
-      Indices; the gripper's is its first finger's.
-    """
-    names = [n + "_l" if n.endswith("grip") else n for n in scene.joint_names()]
-    return [int(model.joint(n).qposadr[0]) for n in names]
-
-
-def camera_parameters(
-    model: Any, view: int, size: tuple[int, int]
-) -> tuple[Float[np.ndarray, "3 3"], Float[np.ndarray, "4 4"]]:
-    """Return the calibration of a camera of the scene.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      view: number of the camera.
-      size: height and width of the images [px].
-
-    Returns:
-      Intrinsics [px] and camera-to-world pose with OpenCV axes.
-    """
-    import mujoco
-
-    data = mujoco.MjData(model)
-    mujoco.mj_kinematics(model, data)
-    mujoco.mj_camlight(model, data)
-    height, width = size
-    focal = 0.5 * height / np.tan(0.5 * np.deg2rad(model.cam_fovy[view]))
-    intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
-    pose = np.eye(4)
-    # MuJoCo's cameras look along -z with y up.
-    pose[:3, :3] = data.cam_xmat[view].reshape(3, 3) @ np.diag([1.0, -1.0, -1.0])
-    pose[:3, 3] = data.cam_xpos[view]
-    return intrinsics, pose
-
-
-def render(
-    model: Any, states: Float[np.ndarray, "f q"], size: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Render every camera at every state.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      states: generalised positions.
-      size: height and width of the images [px].
-
-    Returns:
-      Colours (f v h w 3) and planar depth (f v h w) [m].
-
-    Raises:
-      UserError: no rendering backend.
-    """
-    import mujoco
-
-    height, width = size
-    views = range(len(scene.CAMERAS))
-    rgb = np.zeros((len(states), len(views), height, width, 3), np.uint8)
-    depth_m = np.zeros((len(states), len(views), height, width), np.float32)
-    data = mujoco.MjData(model)
     try:
-        renderer = mujoco.Renderer(model, height, width)
-    except Exception as error:
-        raise _no_backend(error) from error
-    with renderer:
-        for f, state in enumerate(states):
-            data.qpos[:] = state
-            mujoco.mj_forward(model, data)
-            # Both colour images, then both depth images: switching modes costs 10-20 ms.
-            for view in views:
-                renderer.update_scene(data, scene.CAMERAS[view])
-                rgb[f, view] = renderer.render()
-            renderer.enable_depth_rendering()
-            for view in views:
-                renderer.update_scene(data, scene.CAMERAS[view])
-                depth_m[f, view] = renderer.render()
-            renderer.disable_depth_rendering()
-    return rgb, depth_m
+        futures = [pool.submit(_write_clip, job, number) for number in numbers]
+        for future in concurrent.futures.as_completed(futures):
+            yield future.result()
+    except concurrent.futures.process.BrokenProcessPool as error:
+        finished = len(writer.finished_episodes(job.out))
+        raise UserError(
+            f"A simulation worker was killed (out of memory?); {finished} of {job.episodes} "
+            f"episodes of {job.out} are finished and kept. Run the same command again to "
+            "continue, with fewer --workers if memory is short."
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None:
-    """Follow the joint targets; None if the arms touch each other."""
-    import mujoco
-
-    data = mujoco.MjData(model)
-    joints = joint_addresses(model)
-    data.qpos[joints] = path[0]
-    for arm in scene.ARMS:
-        left, right = (int(model.joint(f"{arm}_grip_{s}").qposadr[0]) for s in "lr")
-        data.qpos[right] = data.qpos[left]
-    data.ctrl[:] = path[0]
-    for _ in range(SETTLING_STEPS):
-        mujoco.mj_step(model, data)
-    arm_of_geom = _arm_of_geom(model)
-    substeps = round(1 / RATE_HZ / model.opt.timestep)
-    states = [data.qpos.copy()]
-    for before, target in zip(path[:-1], path[1:], strict=True):
-        for k in range(substeps):
-            data.ctrl[:] = before + (target - before) * (k + 1) / substeps
-            mujoco.mj_step(model, data)
-            if data.ncon and (arm_of_geom[data.contact.geom].prod(axis=1) < 0).any():
-                return None
-        states.append(data.qpos.copy())
-    return np.array(states)
-
-
-def _arm_of_geom(model: Any) -> np.ndarray:
-    sign = {"L_": 1, "R_": -1}
-    return np.array(
-        [sign.get(model.body(int(b)).name[:2], 0) for b in model.geom_bodyid], np.int64
+def _write_clip(job: _Job, number: int) -> int:
+    task = job.task(number)
+    clip = bimanual_clip.simulate_clip(
+        task, steps=job.steps, size=job.size, seed=(job.seed, number)
     )
-
-
-def _write_clip(
-    out: Path,
-    number: int,
-    episodes: int,
-    steps: int,
-    task: str,
-    size: tuple[int, int],
-    seed: int,
-) -> int:
-    clip = simulate_clip(task, steps=steps, size=size, seed=(seed, number))
     arrays = clip.arrays()
     colors = (clip.draw.colors * 255).round().astype(int).tolist()
+    names = scene.object_names(task)
     meta = {
-        "length": steps + 1,
+        "length": job.steps + 1,
         "task": task,
-        "seed": seed,
-        "split": schema.split_of(number, episodes),
+        "seed": job.seed,
+        "split": schema.split_of(number, job.episodes),
         "success": clip.success(arrays["truth/object_to_world"]),
         "joint_positions_source": "measured",
         "joint_targets_source": "commanded",
-        "objects": [
-            {"name": name, "rgb": colors[k]} for k, name in enumerate(scene.object_names(task))
-        ],
-        "refused_draws": clip.attempt,
+        "objects": [{"name": name, "rgb": rgb} for name, rgb in zip(names, colors, strict=False)],
+        "refused_draws": clip.refused_draws,
     }
-    writer.write_episode(out, number, meta, arrays)
+    writer.write_episode(job.out, number, meta, arrays)
     return number
 
 
-def _describe(
-    episodes: int, steps: int, tasks: tuple[str, ...], size: tuple[int, int], seed: int
-) -> dict[str, Any]:
-    import mujoco
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone; it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
-    height, width = size
+    def watch(sentinel: int) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _describe(job: _Job) -> dict[str, Any]:
+    mujoco = bimanual_clip.load_mujoco()
+    height, width = job.size
     camera = {
         "height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
         "depth": "planar_z", "depth_unit_m": 1.0, "mount": "world",
     }  # fmt: skip
     command = (
-        f"hdvpd data simulate --episodes {episodes} --steps {steps} --tasks {','.join(tasks)} "
-        f"--size {height}x{width} --seed {seed}"
+        f"hdvpd data simulate --episodes {job.episodes} --steps {job.steps} "
+        f"--tasks {','.join(job.tasks)} --size {height}x{width} --seed {job.seed}"
     )
     return {
         "format": schema.FORMAT,
         "version": schema.VERSION,
-        "rate_hz": RATE_HZ,
+        "rate_hz": bimanual_clip.RATE_HZ,
         "licence": "CC0-1.0",
-        "cameras": {name: camera for name in scene.CAMERAS},
+        "cameras": dict.fromkeys(scene.CAMERAS, camera),
         "robot": scene.robot_description(),
         "workspace": {"min": list(scene.WORKSPACE_MIN), "max": list(scene.WORKSPACE_MAX)},
         "source": {
             "command": command,
+            "episodes": job.episodes,
             "hdvpd": hdvpd.__version__,
             "mujoco": mujoco.__version__,
             "numpy": np.__version__,
@@ -386,29 +192,78 @@ def _describe(
     }
 
 
-def _begin(out: Path, description: Mapping[str, Any], episodes: int) -> None:
-    (out / "episodes").mkdir(parents=True, exist_ok=True)
-    writer.write_json(out / "dataset.json", description)
+def _begin(job: _Job) -> None:
+    """Write dataset.json, or make sure that what is there is the same data set."""
+    file = job.out / "dataset.json"
+    wanted = _describe(job)
+    if file.is_file():
+        found = store.read_json(file)
+        _require_same(found, wanted, file)
+        if found["source"]["episodes"] == job.episodes:
+            return
+    elif job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
+        raise UserError(
+            f"{job.out} exists and is no data set (dataset.json is missing). Choose another "
+            "--out, or remove it."
+        )
+    try:
+        (job.out / "episodes").mkdir(parents=True, exist_ok=True)
+        writer.write_json(file, wanted)
+    except OSError as error:
+        raise UserError(
+            f"Could not write {file}: {error.strerror}. Free space or choose another --out."
+        ) from error
 
 
-def _check_arguments(
-    episodes: int,
-    steps: int,
-    tasks: tuple[str, ...],
-    size: tuple[int, int],
-    seed: int,
-    workers: int,
-) -> None:
-    for task in tasks:
-        if task not in scene.TASKS:
-            raise UserError(f"--tasks names '{task}'; choose from {', '.join(scene.TASKS)}.")
+def _require_same(found: Any, wanted: dict[str, Any], file: Path) -> None:
+    schema.parse_dataset(found, file)
+    source = found.get("source", {})
+    old, new = source.get("episodes"), wanted["source"]["episodes"]
+    own = dict(wanted["source"])
+    own["command"] = own["command"].replace(f"--episodes {new}", f"--episodes {old}", 1)
+    for key in ("command", "hdvpd", "mujoco", "numpy"):
+        if source.get(key) != own[key]:
+            raise UserError(
+                f"{file} holds another data set: its source.{key} is {source.get(key)!r}, this "
+                f"would be {own[key]!r}. Mixing them would not be reproducible: choose another "
+                f"--out, or remove {file.parent}."
+            )
+    if not isinstance(old, int) or new < old or new != old < 10:
+        raise UserError(
+            f"{file.parent} was begun with --episodes {old}, now {new} are asked for. It can only "
+            "grow, and only from ten or more (the splits of a smaller one would change): choose "
+            "another --out."
+        )
 
 
-def _prepare_rendering(workers: int) -> None:
-    os.environ.setdefault("MUJOCO_GL", "egl")
-    if workers > 1:
-        os.environ.setdefault("LP_NUM_THREADS", "0")
+def _parse_tasks(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    names = tuple(t.strip() for t in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
+    for name in names:
+        if name not in scene.TASKS:
+            raise UserError(f"--tasks names {name!r}; choose from {', '.join(scene.TASKS)}.")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--tasks = {','.join(names)!r} should name one or more tasks once each.")
+    return names
 
 
-def _no_backend(error: Exception) -> UserError:
-    return UserError(f"no rendering backend: {error}")
+def _parse_size(size: str | tuple[int, int]) -> tuple[int, int]:
+    parts = size.lower().split("x") if isinstance(size, str) else size
+    try:
+        height, width = (int(part) for part in parts)
+    except ValueError as error:
+        raise UserError(
+            f"--size = {size!r} should be HEIGHTxWIDTH in pixels, for instance 96x128."
+        ) from error
+    if not (16 <= height <= 4096 and 16 <= width <= 4096):
+        raise UserError(f"--size = {height}x{width} should lie between 16 and 4096 pixels a side.")
+    return height, width
+
+
+def _check(job: _Job, workers: int) -> None:
+    limits = {"--episodes": (job.episodes, 1), "--steps": (job.steps, 2), "--workers": (workers, 1),
+              "--seed": (job.seed, 0)}  # fmt: skip
+    for key, (value, least) in limits.items():
+        if value < least:
+            raise UserError(f"{key} = {value} should be at least {least}.")
+    if job.episodes > 999_999:
+        raise UserError(f"--episodes = {job.episodes} should be at most 999999.")

@@ -189,16 +189,14 @@ class _ArmSolver:
     def __init__(self, model: Any, arm: str) -> None:
         import mujoco
 
-        self._mujoco = mujoco
-        self._model, self._data = model, mujoco.MjData(model)
+        self._mujoco: Any = mujoco
+        self._model, self._data = model, self._mujoco.MjData(model)
         joints = [model.joint(f"{arm}_j{i + 1}") for i in range(JOINTS_PER_ARM)]
         self._positions = [int(j.qposadr[0]) for j in joints]
         self._velocities = [int(j.dofadr[0]) for j in joints]
         self._site = model.site(f"{arm}_tcp").id
 
-    def solve(
-        self, position: np.ndarray, yaw: float, joints: np.ndarray
-    ) -> Float[np.ndarray, "7"]:
+    def solve(self, position: np.ndarray, yaw: float, joints: np.ndarray) -> Float[np.ndarray, "7"]:
         """Bring the tool centre to a place with the gripper down, starting from `joints`."""
         limit = np.array(LIMITS) - 0.02
         for _ in range(_MAX_ITERATIONS):

@@ -5,6 +5,7 @@ joint limits and torque limits. Lengths are metres, angles radians; the world fr
 table top with z up, and both arms face +x. Nothing here imports MuJoCo.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,7 +133,7 @@ def robot_description() -> dict[str, object]:
         joints = [f"{arm}_link{i + 1}" for i in range(JOINTS_PER_ARM)]
         points += [*joints, f"{arm}_tcp", f"{arm}_tip_l", f"{arm}_tip_r"]
         chain = [f"{arm}_base", *joints, f"{arm}_tcp"]
-        segments += [[a, b] for a, b in zip(chain[:-1], chain[1:], strict=True)]
+        segments += [[a, b] for a, b in itertools.pairwise(chain)]
     return {
         "name": "bimanual-iiwa14-like",
         "joints": [
@@ -244,8 +245,8 @@ def _link_xml(arm: str, i: int) -> str:
     if i % 2:  # hinges across the arm: a wide cylinder reads as the cover of the joint
         return text + (
             f'<geom type="capsule" size="{radius}" fromto="0 0 0 0 0 {above - 0.03}" '
-            f'material="grey"/>\n<geom type="cylinder" size="{_numbers(0.82 * radius, 1.16 * radius)}"'
-            ' euler="1.5708 0 0" material="orange"/>\n'
+            'material="grey"/>\n<geom type="cylinder" euler="1.5708 0 0" material="orange" '
+            f'size="{_numbers(0.82 * radius, 1.16 * radius)}"/>\n'
         )
     return text + (
         f'<geom type="capsule" size="{radius}" fromto="0 0 0.01 0 0 {above - 0.02}" '
@@ -267,7 +268,8 @@ def _hand_xml(arm: str) -> str:
  damping="8" frictionloss="0" armature="0.02"/>
 <geom type="box" size="0.014 0.007 0.055" pos="0 {sign * 0.007} 0.055" material="light"
  friction="1.6 0.02 0.0005" condim="4" solref="0.006 1"/>
-<site name="{arm}_tip_{side}" pos="0 {sign * 0.007} {FINGERTIP_OFFSET}" size="0.004" rgba="1 0 0 0"/>
+<site name="{arm}_tip_{side}" pos="0 {sign * 0.007} {FINGERTIP_OFFSET}" size="0.004"
+ rgba="1 0 0 0"/>
 </body>
 """
     return text + "</body>"

@@ -45,7 +45,7 @@ class Dataset:
                 f"There is no data set at {self.path} ({file.name} is missing). Simulate one with "
                 f"`hdvpd data simulate --out {self.path}`, or name another folder with --data.path."
             )
-        self.info = schema.parse_dataset(_read_json(file), file)
+        self.info = schema.parse_dataset(read_json(file), file)
         self.episodes = tuple(self._read_episode(n) for n in finished_episodes(self.path))
         if not self.episodes:
             raise UserError(
@@ -241,7 +241,7 @@ class Dataset:
 
     def _read_episode(self, number: int) -> EpisodeInfo:
         file = episode_folder(self.path, number) / "episode.json"
-        return schema.parse_episode(_read_json(file), number, file)
+        return schema.parse_episode(read_json(file), number, file)
 
     def _check(
         self,
@@ -295,7 +295,18 @@ def _corner(values: tuple[float, ...]) -> tuple[float, float, float] | None:
     return (float(values[0]), float(values[1]), float(values[2])) if values else None
 
 
-def _read_json(file: Path) -> Any:
+def read_json(file: Path) -> Any:
+    """Read a JSON file of a data set.
+
+    Args:
+      file: to read.
+
+    Returns:
+      The decoded content.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -6,6 +6,7 @@ exactly, and a red ball hangs below its tool, so what the images show follows fr
 Pixels that miss everything have depth 0. Lengths are metres, world frame, table top at z = 0.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,9 +221,7 @@ def _hit_table(origin: np.ndarray, rays: np.ndarray) -> tuple[np.ndarray, np.nda
         points = origin[None, None] + depth_m[..., None] * rays
         hit = (depth_m > 0) & (np.abs(points[..., :2]) < TABLE_HALF_SIZE).all(-1)
         cells = np.floor(points[..., :2] / CHECK_SIZE).sum(-1) % 2
-    table = np.where(
-        cells[..., None] == 0, *(np.array(c)[None, None] for c in TABLE_COLORS)
-    )
+    table = np.where(cells[..., None] == 0, *(np.array(c)[None, None] for c in TABLE_COLORS))
     color = np.where(hit[..., None], table, np.array(BACKGROUND)[None, None])
     return np.where(hit, depth_m, np.inf), color
 
@@ -295,7 +294,7 @@ def _describe(height: int, width: int) -> Mapping[str, Any]:
             ],
             "skeleton": {
                 "points": list(LINKS),
-                "segments": [list(pair) for pair in zip(LINKS[:-1], LINKS[1:], strict=True)],
+                "segments": [list(pair) for pair in itertools.pairwise(LINKS)],
                 "arms": {"left": {"gripper": "grip"}},
             },
         },

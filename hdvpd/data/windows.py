@@ -16,16 +16,16 @@ import numpy as np
 from PIL import Image
 
 from hdvpd import kinematics
-from hdvpd.array_typing import Bool, Float, UInt8
+from hdvpd.array_typing import Float, UInt8
 from hdvpd.config import DataConfig
+from hdvpd.data import checks
+from hdvpd.data.schema import CameraInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
 from hdvpd.errors import UserError
 from hdvpd.types import Batch, Camera, RgbdFrames, RobotPoints
 
 OBSERVED_FRAMES = 2
-ROTATION_TOLERANCE = 1e-4
-"""Largest entry of R R^T - 1 accepted; float32 poses reach 1e-6."""
 
 
 class WindowIndex:
@@ -195,14 +195,13 @@ def read_window(
             "needs the link poses of measured and commanded joints; store both "
             "(docs/data-format.md, robot geometry)."
         )
-    # The commanded pose of the first predicted frame is row 1 of the window, never a later row.
     values = dataset.read_many(episode, names + _ROBOT_ARRAYS + _LINK_ARRAYS, start, length)
-    where = _Where(dataset, episode, start)
-    views = [_read_view(values, where, c, length, data_config) for c in cameras]
+    place = checks.Place(dataset.path, episode, start)
+    views = [_read_view(values, place, c, dataset.info.cameras[c], data_config) for c in cameras]
     frames = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *views)
     return Batch(
         frames=frames,
-        robot=_read_robot(values, where),
+        robot=_read_robot(values, place, dataset.robot.skeleton),
         episode=np.asarray(episode, np.int32),
         start=np.asarray(start, np.int32),
     )
@@ -230,17 +229,12 @@ def replace_actions(batch: Batch, other: Batch) -> Batch:
     Returns:
       The combination.
     """
-    row_axis = batch.robot.gripper.ndim - 2
-
-    def combine(own: np.ndarray, foreign: np.ndarray) -> np.ndarray:
-        xp = own.__array_namespace__()
-        observed, planned = np.arange(OBSERVED_FRAMES), np.arange(OBSERVED_FRAMES, own.shape[row_axis])
-        return xp.concatenate(
-            [xp.take(own, observed, axis=row_axis), xp.take(foreign, planned, axis=row_axis)],
-            axis=row_axis,
-        )
-
-    robot = jax.tree.map(combine, batch.robot, other.robot)
+    own, foreign = batch.robot, other.robot
+    xp = own.positions.__array_namespace__()
+    seen, rest = slice(None, OBSERVED_FRAMES), slice(OBSERVED_FRAMES, None)
+    positions = [own.positions[..., seen, :, :], foreign.positions[..., rest, :, :]]
+    gripper = [own.gripper[..., seen, :], foreign.gripper[..., rest, :]]
+    robot = RobotPoints(xp.concatenate(positions, axis=-3), xp.concatenate(gripper, axis=-2))
     return Batch(frames=batch.frames, robot=robot, episode=batch.episode, start=batch.start)
 
 
@@ -249,40 +243,24 @@ _ROBOT_ARRAYS = ["robot/joint_positions", "robot/joint_targets"]
 _LINK_ARRAYS = ["robot/link_to_world", "robot/target_link_to_world"]
 
 
-class _Where:
-    """Names a place in a data set for messages."""
-
-    def __init__(self, dataset: Dataset, episode: int, start: int) -> None:
-        self.dataset, self.episode, self.start = dataset, episode, start
-
-    def require(self, good: np.ndarray, name: str, found: str, remedy: str) -> None:
-        """Raise a UserError naming the first frame whose entry is False."""
-        if good.all():
-            return
-        frame = self.start + int(np.argmin(good))
-        file = episode_folder(self.dataset.path, self.episode) / name
-        raise UserError(
-            f"{file}: {found} in frame {frame} of episode {self.episode}. {remedy}"
-        )
-
-
 def _read_view(
     values: dict[str, np.ndarray],
-    where: _Where,
+    place: checks.Place,
     camera: str,
-    length: int,
+    info: CameraInfo,
     data_config: DataConfig,
 ) -> RgbdFrames:
     rgb, depth, intrinsics, pose = (values[f"cameras/{camera}/{k}"] for k in _CAMERA_ARRAYS)
-    intrinsics = np.broadcast_to(intrinsics, (length, 3, 3))
-    pose = np.broadcast_to(pose, (length, 4, 4))
-    info = where.dataset.info.cameras[camera]
+    intrinsics = np.broadcast_to(intrinsics, (len(rgb), 3, 3))
+    pose = np.broadcast_to(pose, (len(rgb), 4, 4))
     depth_m = depth.astype(np.float32)
     if info.depth_unit_m != 1.0:
         depth_m *= np.float32(info.depth_unit_m)
     valid = np.isfinite(depth_m) & (depth_m > 0)
     depth_m = np.where(valid, depth_m, np.float32(0))
-    _check_camera(where, camera, valid, intrinsics, pose)
+    checks.check_depth(place, camera, valid)
+    checks.check_intrinsics(place, camera, intrinsics)
+    checks.check_pose(place, camera, pose)
     height, width = data_config.height, data_config.width
     scale = np.array([width / info.width, height / info.height, 1.0])
     return RgbdFrames(
@@ -295,59 +273,13 @@ def _read_view(
     )
 
 
-def _check_camera(
-    where: _Where,
-    camera: str,
-    valid: Bool[np.ndarray, "f h w"],
-    intrinsics: Float[np.ndarray, "f 3 3"],
-    pose: Float[np.ndarray, "f 4 4"],
-) -> None:
-    folder = f"cameras/{camera}"
-    where.require(
-        valid.any((1, 2)), f"{folder}/depth", "no pixel has valid depth (all zero or NaN)",
-        "Depth is planar z in metres, 0 where unknown; record it again or delete the episode.",
-    )  # fmt: skip
-    focal = intrinsics[:, [0, 1], [0, 1]]
-    good = np.isfinite(intrinsics).all((1, 2)) & (focal > 0).all(1)
-    where.require(
-        good, f"{folder}/intrinsics",
-        f"focal lengths {focal[np.argmin(good)].tolist()} px (both must be positive)",
-        "Store [[fx, 0, cx], [0, fy, cy], [0, 0, 1]] in pixels.",
-    )  # fmt: skip
-    where.require(
-        (intrinsics[:, 2] == np.array([0.0, 0.0, 1.0])[None]).all(1)
-        & (np.abs(intrinsics[:, [0, 1], [1, 0]]) < 1e-9).all(1),
-        f"{folder}/intrinsics", "the matrix is not of the form [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]",
-        "Undistort the images and store a pinhole matrix without skew.",
-    )  # fmt: skip
-    rotation = pose[:, :3, :3]
-    with np.errstate(invalid="ignore"):
-        error = np.abs(rotation @ rotation.transpose(0, 2, 1) - np.eye(3)[None]).max((1, 2))
-        determinant = np.linalg.det(rotation)
-    good = (error < ROTATION_TOLERANCE) & (determinant > 0) & np.isfinite(pose).all((1, 2))
-    worst = int(np.argmin(good))
-    where.require(
-        good, f"{folder}/camera_to_world",
-        f"the rotation is not orthonormal with determinant +1 (error {error[worst]:.2g}, "
-        f"determinant {determinant[worst]:.3g})",
-        "Store the camera-to-world pose with OpenCV axes: x right, y down, z forward.",
-    )  # fmt: skip
-    where.require(
-        (pose[:, 3] == np.array([0.0, 0.0, 0.0, 1.0])[None]).all(1),
-        f"{folder}/camera_to_world", "the last row is not 0 0 0 1",
-        "Store the camera-to-world pose, not its transpose.",
-    )  # fmt: skip
-
-
-def _read_robot(values: dict[str, np.ndarray], where: _Where) -> RobotPoints:
+def _read_robot(
+    values: dict[str, np.ndarray], place: checks.Place, skeleton: kinematics.Skeleton
+) -> RobotPoints:
     for name in (*_ROBOT_ARRAYS, *_LINK_ARRAYS):
-        good = np.isfinite(values[name]).all(tuple(range(1, values[name].ndim)))
-        where.require(
-            good, name, "a value is NaN or infinite", "Record it again or delete the episode."
-        )
+        checks.check_finite(place, name, values[name])
     links, planned_links = (values[name][..., :3, 3] for name in _LINK_ARRAYS)
     joints, planned_joints = (values[name] for name in _ROBOT_ARRAYS)
-    skeleton = where.dataset.robot.skeleton
 
     def plan(measured: np.ndarray, commanded: np.ndarray) -> np.ndarray:
         return np.concatenate([measured[:OBSERVED_FRAMES], commanded[OBSERVED_FRAMES - 1 : -1]])

@@ -1,0 +1,177 @@
+"""`hdvpd data inspect`: a table of what a data set holds, and a contact sheet of its pictures."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import matplotlib
+import numpy as np
+import rich.console
+import rich.table
+
+from hdvpd.array_typing import Float, UInt8
+from hdvpd.data import checks, schema
+from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.store import Dataset
+
+SHEET_NAME = "contact_sheet.png"
+SHEET_COLUMNS = 6
+SHEET_EPISODES = 4
+
+
+def inspect(path: str | Path) -> Path:
+    """Print what a data set holds and write its contact sheet.
+
+    Every array of every episode is opened and its shape and type checked; the images that are
+    shown are read.
+
+    Args:
+      path: folder of the data set.
+
+    Returns:
+      The contact sheet, `path/contact_sheet.png`.
+
+    Raises:
+      UserError: the data set is missing or damaged.
+    """
+    dataset = Dataset(path)
+    for episode in dataset.episodes:
+        for name, spec in schema.array_specs(dataset.info, episode.length).items():
+            if not spec.optional or dataset.has_array(episode.number, name):
+                dataset.open_array(episode.number, name)
+    console = rich.console.Console()
+    chosen = _one_per_task(dataset.episodes)[:SHEET_EPISODES]
+    depths = {
+        camera: np.concatenate([_read_depth(dataset, e, camera)[1] for e in chosen])
+        for camera in dataset.cameras
+    }
+    for table in (_overview(dataset), _camera_table(dataset, depths), _episode_table(dataset)):
+        console.print(table)
+    sheet = dataset.path / SHEET_NAME
+    iio.imwrite(sheet, contact_sheet(dataset, chosen))
+    console.print(f"Contact sheet: {sheet} (rows: {_rows_of_sheet(dataset, chosen)})")
+    return sheet
+
+
+def contact_sheet(
+    dataset: Dataset, episodes: Sequence[EpisodeInfo]
+) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Lay out frames of episodes: for each episode and camera a row of colour and one of depth.
+
+    Args:
+      dataset: to read from.
+      episodes: to show.
+
+    Returns:
+      One image; near is bright in the rows of depth, and invalid depth is black.
+    """
+    rows = []
+    for episode in episodes:
+        for camera in dataset.cameras:
+            frames, depth_m = _read_depth(dataset, episode, camera)
+            rgb = dataset.read(episode.number, f"cameras/{camera}/rgb")[frames]
+            rows += [np.concatenate(list(rgb), axis=1)]
+            rows += [np.concatenate(list(_paint_depth(depth_m)), axis=1)]
+    width = max(row.shape[1] for row in rows)
+    padded = [np.pad(row, ((0, 2), (0, width - row.shape[1]), (0, 0))) for row in rows]
+    return np.concatenate(padded)
+
+
+def _one_per_task(episodes: Sequence[EpisodeInfo]) -> list[EpisodeInfo]:
+    first: dict[str, EpisodeInfo] = {}
+    for episode in episodes:
+        first.setdefault(episode.task, episode)
+    return list(first.values())
+
+
+def _read_depth(
+    dataset: Dataset, episode: EpisodeInfo, camera: str
+) -> tuple[np.ndarray, Float[np.ndarray, "f h w"]]:
+    """Read depth [m] of the frames on the sheet; 0 is invalid."""
+    frames = np.unique(np.linspace(0, episode.length - 1, SHEET_COLUMNS).round().astype(int))
+    depth = dataset.read(episode.number, f"cameras/{camera}/depth")[frames].astype(np.float32)
+    valid = np.isfinite(depth) & (depth > 0)
+    for row, frame in zip(valid, frames, strict=True):
+        place = checks.Place(dataset.path, episode.number, int(frame))
+        checks.check_depth(place, camera, row[None])
+    unit = np.float32(dataset.info.cameras[camera].depth_unit_m)
+    return frames, np.where(valid, depth * unit, np.float32(0))
+
+
+def _paint_depth(depth_m: Float[np.ndarray, "f h w"]) -> UInt8[np.ndarray, "f h w 3"]:
+    valid = depth_m > 0
+    low, high = np.percentile(depth_m[valid], [1, 99])
+    shade = 1 - (depth_m - low) / max(high - low, 1e-6)
+    color = matplotlib.colormaps["viridis"](np.clip(shade, 0, 1))[..., :3]
+    return (255 * np.where(valid[..., None], color, 0)).astype(np.uint8)
+
+
+def _overview(dataset: Dataset) -> rich.table.Table:
+    info = dataset.info
+    low, high = np.array(info.workspace_min), np.array(info.workspace_max)
+    source: Mapping[str, Any] = info.raw.get("source", {})
+    lengths = [e.length for e in dataset.episodes]
+    frames = sorted({min(lengths), max(lengths)})
+    size = sum(f.stat().st_size for f in dataset.path.rglob("*") if f.is_file())
+    table = rich.table.Table(title=str(dataset.path), show_header=False)
+    rows = {
+        "identity": dataset.identity(),
+        "episodes": f"{len(lengths)}, of {' to '.join(map(str, frames))} frames",
+        "rate": f"{info.rate_hz:g} Hz",
+        "size on disk": f"{size / 1e6:.1f} MB",
+        "licence": info.licence,
+        "robot": f"{info.robot.name}: {len(info.robot.joints)} joints, {len(info.robot.links)} "
+        f"links, {info.robot.skeleton.num_points} kinematic points",
+        "workspace": f"{low.tolist()} to {high.tolist()} m",
+        **{f"source, {key}": str(value) for key, value in source.items()},
+    }
+    for key, value in rows.items():
+        table.add_row(key, value)
+    return table
+
+
+def _camera_table(dataset: Dataset, depths: Mapping[str, np.ndarray]) -> rich.table.Table:
+    table = rich.table.Table(title="cameras (depth: of the frames on the contact sheet)")
+    for column in ("name", "size", "mount", "focal length", "valid depth", "depth range"):
+        table.add_column(column)
+    first = dataset.episodes[0].number
+    for name, camera in dataset.info.cameras.items():
+        intrinsics = dataset.read(first, f"cameras/{name}/intrinsics").reshape(-1, 3, 3)
+        depth_m = depths[name]
+        valid = depth_m[depth_m > 0]
+        table.add_row(
+            name,
+            f"{camera.height}x{camera.width}",
+            camera.mount,
+            f"{intrinsics[0, 0, 0]:.1f}, {intrinsics[0, 1, 1]:.1f} px",
+            f"{100 * valid.size / depth_m.size:.1f} %",
+            f"{valid.min():.2f} to {valid.max():.2f} m",
+        )
+    return table
+
+
+def _episode_table(dataset: Dataset) -> rich.table.Table:
+    table = rich.table.Table(title="episodes by task")
+    for column in ("task", *schema.SPLITS, "frames", "success", "positions", "targets"):
+        table.add_column(column, no_wrap=True)
+    by_task: dict[str, list[EpisodeInfo]] = collections.defaultdict(list)
+    for episode in dataset.episodes:
+        by_task[episode.task].append(episode)
+    for task, episodes in by_task.items():
+        judged = [e.success for e in episodes if e.success is not None]
+        table.add_row(
+            task,
+            *(str(sum(e.split == split for e in episodes)) for split in schema.SPLITS),
+            str(sum(e.length for e in episodes)),
+            f"{sum(judged)} of {len(judged)}",
+            ", ".join(sorted({e.joint_positions_source for e in episodes})),
+            ", ".join(sorted({e.joint_targets_source for e in episodes})),
+        )
+    return table
+
+
+def _rows_of_sheet(dataset: Dataset, episodes: Sequence[EpisodeInfo]) -> str:
+    shown = ", ".join(f"episode {e.number} ({e.task})" for e in episodes)
+    return f"{shown}; for each {' and '.join(dataset.cameras)}, colour then depth"
