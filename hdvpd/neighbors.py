@@ -112,7 +112,8 @@ def _xla_search(
         return jnp.sqrt(-negative), indices
 
     distances, indices = jax.lax.map(nearest, queries, batch_size=block)
-    missing = ~(distances <= max_distance)
+    # Masked points and queries that are no numbers come out as inf and NaN.
+    missing = ~(jnp.isfinite(distances) & (distances <= max_distance))
     pad = ((0, 0), (0, k - num_kept))
     return Neighbors(
         indices=jnp.pad(jnp.where(missing, 0, indices).astype(jnp.int32), pad),
