@@ -1,0 +1,421 @@
+"""Slow float64 numpy versions of the maths, written from the formulas and not from the package.
+
+Every function takes and returns numpy arrays; loops are preferred to clever indexing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+# Geometry -----------------------------------------------------------------------------------------
+
+
+def unproject(x: float, y: float, depth: float, intrinsics: Array, pose: Array) -> Array:
+    """Lift one pixel position with planar depth to a world point."""
+    fx, fy, cx, cy = intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]
+    local = depth * np.array([(x - cx) / fx, (y - cy) / fy, 1.0])
+    return pose[:3, :3] @ local + pose[:3, 3]
+
+
+def project(point: Array, intrinsics: Array, pose: Array) -> tuple[Array, float]:
+    """Return pixel position and planar depth of a world point."""
+    homogeneous = intrinsics @ (np.linalg.inv(pose) @ np.append(point, 1.0))[:3]
+    return homogeneous[:2] / homogeneous[2], homogeneous[2]
+
+
+# Neighbours ---------------------------------------------------------------------------------------
+
+
+def nearest(
+    queries: Array,
+    points: Array,
+    k: int,
+    mask: Array | None = None,
+    max_distance: float = np.inf,
+    exclude_self: bool = False,
+) -> tuple[Array, Array]:
+    """Return indices and distances of the k nearest points, inf and 0 where there are none."""
+    queries, points = np.asarray(queries, np.float64), np.asarray(points, np.float64)
+    indices = np.zeros((len(queries), k), np.int64)
+    distances = np.full((len(queries), k), np.inf)
+    for q, query in enumerate(queries):
+        candidates = []
+        for n, point in enumerate(points):
+            allowed = (mask is None or mask[n]) and not (exclude_self and n == q)
+            distance = np.linalg.norm(point - query)
+            if allowed and np.isfinite(distance) and distance <= max_distance:
+                candidates.append((distance, n))
+        for rank, (distance, n) in enumerate(sorted(candidates)[:k]):
+            distances[q, rank], indices[q, rank] = distance, n
+    return indices, distances
+
+
+# Attention and walks ------------------------------------------------------------------------------
+
+
+def masked_attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
+    """Dense linear attention: out_i = sum_j M_ij (q_i . k_j) v_j / sum_j M_ij (q_i . k_j)."""
+    scores = mask * (np.asarray(query, np.float64) @ np.asarray(key, np.float64).T)
+    return scores @ np.asarray(value, np.float64) / scores.sum(1, keepdims=True)
+
+
+def transition_matrix(neighbors: Array) -> Array:
+    """Return W with W_ij = 1/k per entry j of row i's list."""
+    tokens, k = neighbors.shape
+    matrix = np.zeros((tokens, tokens))
+    for i in range(tokens):
+        for j in neighbors[i]:
+            matrix[i, j] += 1.0 / k
+    return matrix
+
+
+def walk_powers(neighbors: Array, num_hops: int) -> Array:
+    """Return W^0..W^h, axes (l t t)."""
+    matrix = transition_matrix(neighbors)
+    return np.stack([np.linalg.matrix_power(matrix, hop) for hop in range(num_hops + 1)])
+
+
+def walk_mask(neighbors: Array, modulation: Array) -> Array:
+    """Return sum_l f_l W^l."""
+    powers = walk_powers(neighbors, len(modulation) - 1)
+    return np.einsum("l,lij->ij", np.asarray(modulation, np.float64), powers)
+
+
+def repelling_hop(num_walkers: int, degree: int, rng: np.random.Generator) -> Array:
+    """Draw the neighbour slots that walkers at one node take (arXiv 2310.04854, public code).
+
+    More walkers than neighbours: full blocks are cyclic shifts of all neighbours, the rest takes
+    consecutive neighbours. Otherwise one shared uniform spreads them evenly.
+    """
+    if num_walkers <= degree:
+        uniform = (np.arange(num_walkers) / num_walkers + rng.random()) % 1.0
+        return np.minimum((uniform * degree).astype(int), degree - 1)
+    slots: list[int] = []
+    while num_walkers - len(slots) >= degree:
+        slots.extend((np.arange(degree) + rng.integers(degree)) % degree)
+    rest = num_walkers - len(slots)
+    slots.extend((np.arange(rest) + rng.integers(degree)) % degree)
+    return np.array(slots)
+
+
+def repelling_walks(
+    neighbors: Array, num_hops: int, num_walkers: int, rng: np.random.Generator
+) -> Array:
+    """Simulate walkers from every token; return their shares per hop and node, axes (l t t)."""
+    tokens, degree = neighbors.shape
+    shares = np.zeros((num_hops + 1, tokens, tokens))
+    for start in range(tokens):
+        walkers = np.full(num_walkers, start)
+        for hop in range(num_hops + 1):
+            np.add.at(shares[hop, start], walkers, 1.0 / num_walkers)
+            following = walkers.copy()
+            for node in np.unique(walkers):
+                here = np.flatnonzero(walkers == node)
+                following[here] = neighbors[node, repelling_hop(len(here), degree, rng)]
+            walkers = following
+    return shares
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+def gelu(x: Array) -> Array:
+    """Return the tanh form of GELU."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def linear(params: dict, x: Array) -> Array:
+    """Apply a dense layer."""
+    return x @ np.asarray(params["kernel"], np.float64) + np.asarray(params.get("bias", 0.0))
+
+
+def layer_norm(params: dict, x: Array) -> Array:
+    """Apply LayerNorm over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+    return normal * np.asarray(params["scale"]) + np.asarray(params["bias"])
+
+
+def interlacer(
+    params: dict, config: Any, center: Array, previous: Any, current: Any, robot: Any
+) -> tuple[Array, Array]:
+    """Return displacement and feature change of one Interlacer call, all tokens dense."""
+    f64 = np.float64
+    token, dim = params["tokens"], config.latent_dim
+    num_particles, num_points = len(previous.mask), robot.positions.shape[1]
+    rows, positions, mask = [], [], []
+    for time, cloud in enumerate((previous, current)):
+        for n in range(num_particles):
+            embedded = linear(token["particle"], np.asarray(cloud.features[n], f64))
+            rows.append(embedded + token["time"][time] + token["kind"][0])
+            positions.append(np.asarray(cloud.positions[n], f64))
+            mask.append(bool(cloud.mask[n]))
+    for time in range(3):
+        for p in range(num_points):
+            shift = np.asarray(robot.positions[2][p] - robot.positions[time][p], f64)
+            point = np.concatenate([token["point_embedding"][p], [robot.gripper[time][p]], shift])
+            rows.append(linear(token["point"], point) + token["time"][time] + token["kind"][1])
+            positions.append(np.asarray(robot.positions[time][p], f64))
+            mask.append(True)
+    x, positions, real = np.array(rows), np.array(positions), np.array(mask)
+    if config.position_embedding:
+        x = x + linear(token["position"], positions - center)
+    found, distances = nearest(positions, positions, config.num_neighbors, real, exclude_self=True)
+    own = np.arange(len(x))[:, None]
+    neighbors = np.where(np.isfinite(distances) & real[:, None], found, own)
+    for i in range(config.num_layers):
+        block = params["blocks"][i]
+        h = linear(block["global_attention"]["query_key_value"],
+                   layer_norm(block["norm_global"], x))  # fmt: skip
+        heads, width = config.num_heads, dim // config.num_heads
+        query, key, value = (part.reshape(-1, heads, width) for part in np.split(h, 3, axis=1))
+        query = np.maximum(query / np.sqrt(width), 0) + 1e-3
+        key = np.maximum(key, 0) + 1e-3
+        every = np.broadcast_to(real[None], (len(x), len(x)))
+        out = [masked_attention(query[:, a], key[:, a], value[:, a], every) for a in range(heads)]
+        x = x + linear(block["global_attention"]["out"], np.concatenate(out, axis=1))
+        mlp = block["mlp"]
+        hidden = gelu(linear(mlp["hidden"], layer_norm(block["norm_mlp"], x)))
+        x = x + linear(mlp["out"], hidden)
+        if config.local == "grf":
+            local, h = block["local"], layer_norm(block["norm_local"], x)
+            query = np.maximum(linear(local["query"], h) / np.sqrt(dim), 0) + 1e-3
+            key = np.maximum(linear(local["key"], h), 0) + 1e-3
+            modulation = np.log1p(np.exp(np.asarray(local["raw_modulation"], f64)))
+            weights = walk_mask(neighbors, modulation)
+            attended = masked_attention(query, key, linear(local["value"], h), weights)
+            x = x + linear(local["out"], attended)
+    h = layer_norm(params["norm_out"], x[num_particles : 2 * num_particles])
+    raw = linear(params["head"]["out"], gelu(linear(params["head"]["hidden"], h)))
+    raw = np.where(np.asarray(current.mask)[:, None], raw, 0.0)
+    return config.max_displacement * np.tanh(raw[:, :3]), raw[:, 3:]
+
+
+# U-Net --------------------------------------------------------------------------------------------
+
+
+def conv3x3(params: dict, image: Array) -> Array:
+    """Convolve (h w i) with zero padding."""
+    kernel = np.asarray(params["kernel"], np.float64)
+    height, width, _ = image.shape
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    out = np.zeros((height, width, kernel.shape[-1])) + np.asarray(params["bias"])
+    for i in range(3):
+        for j in range(3):
+            out += padded[i : i + height, j : j + width] @ kernel[i, j]
+    return out
+
+
+def group_norm(params: dict, image: Array, num_groups: int = 8) -> Array:
+    """Normalise groups of channels over the whole image."""
+    grouped = image.reshape(*image.shape[:2], num_groups, -1)
+    mean = grouped.mean((0, 1, 3), keepdims=True)
+    variance = ((grouped - mean) ** 2).mean((0, 1, 3), keepdims=True)
+    normal = ((grouped - mean) / np.sqrt(variance + 1e-6)).reshape(image.shape)
+    return normal * np.asarray(params["scale"]) + np.asarray(params["bias"])
+
+
+def pool2(image: Array, reduce: Callable[[Array], Any] = np.mean) -> Array:
+    """Reduce 2x2 cells; cells at odd borders hold fewer pixels."""
+    height, width, _ = image.shape
+    rows = []
+    for i in range(0, height, 2):
+        cells = [image[i : i + 2, j : j + 2] for j in range(0, width, 2)]
+        rows.append([[reduce(cell[..., c]) for c in range(image.shape[2])] for cell in cells])
+    return np.array(rows)
+
+
+def bilinear_weights(small: int, large: int) -> Array:
+    """Return the (large, small) matrix of linear interpolation between pixel centres."""
+    weights = np.zeros((large, small))
+    for row in range(large):
+        source = np.clip((row + 0.5) * small / large - 0.5, 0, small - 1)
+        low = int(np.floor(source))
+        high = min(low + 1, small - 1)
+        weights[row, low] += 1 - (source - low)
+        weights[row, high] += source - low
+    return weights
+
+
+def resize(image: Array, height: int, width: int) -> Array:
+    """Enlarge (h w c) bilinearly."""
+    rows = np.einsum("Hh,hwc->Hwc", bilinear_weights(image.shape[0], height), image)
+    return np.einsum("Ww,hwc->hWc", bilinear_weights(image.shape[1], width), rows)
+
+
+def unet(params: dict, image: Array) -> Array:
+    """Return features (h w c) of one image in [-1, 1]."""
+
+    def block(params: dict, x: Array) -> Array:
+        for name in ("first", "second"):
+            x = gelu(group_norm(params[f"{name}_norm"], conv3x3(params[name], x)))
+        return x
+
+    x, skips = np.asarray(image, np.float64), []
+    for level in range(len(params["down"])):
+        x = block(params["down"][level], pool2(x) if level else x)
+        skips.append(x)
+    for level in range(len(params["up"])):
+        skip = skips[-2 - level]
+        enlarged = resize(x, *skip.shape[:2])
+        x = block(params["up"][level], np.concatenate([enlarged, skip], axis=-1))
+    return linear(params["head"], x)
+
+
+def receptive_field(height: int, width: int, row: int, column: int, num_levels: int) -> Array:
+    """Return which input pixels reach one output pixel of a U-Net without norms, by dilation."""
+
+    def grow(seen: Array) -> Array:
+        padded = np.pad(seen, 2)  # two 3x3 convolutions
+        return np.any(
+            [padded[i : i + seen.shape[0], j : j + seen.shape[1]]
+             for i in range(5) for j in range(5)], axis=0
+        )  # fmt: skip
+
+    def inputs_of(seen: Array, level: int) -> Array:
+        """Trace pixels of a level's final map back to the input of that level's encoder block."""
+        if level == num_levels - 1:
+            return grow(seen)
+        seen = grow(seen)
+        small = ((seen.shape[0] + 1) // 2, (seen.shape[1] + 1) // 2)
+        taps = [bilinear_weights(s, n) > 0 for s, n in zip(small, seen.shape, strict=True)]
+        below = inputs_of(np.einsum("Hh,HW,Ww->hw", taps[0], seen, taps[1]) > 0, level + 1)
+        pooled = np.repeat(np.repeat(below, 2, 0), 2, 1)[: seen.shape[0], : seen.shape[1]]
+        return grow(seen | pooled)
+
+    start = np.zeros((height, width), bool)
+    start[row, column] = True
+    return inputs_of(start, 0)
+
+
+# Rendering ----------------------------------------------------------------------------------------
+
+
+def annular_sums(
+    positions: Array,
+    features: Array,
+    query: Array,
+    radii: Sequence[float],
+    bandwidths: Sequence[float],
+) -> tuple[Array, Array]:
+    """Return sum_i w_ki f_i and sum_i w_ki of one query over all particles given."""
+    num_kernels = len(radii)
+    weighted, total = np.zeros((num_kernels, features.shape[1])), np.zeros(num_kernels)
+    for position, feature in zip(positions, features, strict=True):
+        difference = np.asarray(position, np.float64) - query
+        distance = np.sqrt(difference @ difference + 1e-12)
+        for k in range(num_kernels):
+            weight = np.exp(-(((distance - radii[k]) / bandwidths[k]) ** 2))
+            weighted[k] += weight * feature
+            total[k] += weight
+    return weighted, total
+
+
+def annular_features(weighted: Array, total: Array) -> Array:
+    """Return [F_0, g_0, F_1, g_1, ...] of one query."""
+    eps = 1e-8
+    channels = []
+    for k in range(len(total)):
+        channels.extend(weighted[k] / (total[k] + eps))
+        channels.append(1 + np.log(total[k] + eps) / np.log(1 / eps))
+    return np.array(channels)
+
+
+def composite(
+    rgb: Array, density: Array, tdist: Array, far: float
+) -> tuple[Array, float, float, Array]:
+    """Return colour, ray distance, opacity and weights of one ray, by products of (1 - alpha)."""
+    ends = np.append(tdist[1:], far)
+    alpha = 1 - np.exp(-density * (ends - tdist))
+    light, weights = 1.0, np.zeros(len(tdist))
+    for m in range(len(tdist)):
+        weights[m] = light * alpha[m]
+        light *= 1 - alpha[m]
+    return weights @ rgb + light, weights @ tdist + light * far, 1 - light, weights
+
+
+def render(params: dict, config: Any, cloud: Any, rays: Any, tdist: Array) -> tuple[Array, Array]:
+    """Return colour and planar depth of rays through given sample distances."""
+    real = np.asarray(cloud.mask)
+    positions = np.asarray(cloud.positions, np.float64)[real]
+    features = np.asarray(cloud.features, np.float64)[real]
+    colours, depths = [], []
+    for r in range(len(tdist)):
+        origin, direction = (np.asarray(x[r], np.float64) for x in (rays.origins, rays.directions))
+        rgb, density = np.zeros((len(tdist[r]), 3)), np.zeros(len(tdist[r]))
+        for m, t in enumerate(tdist[r]):
+            query = origin + t * direction
+            distance = np.linalg.norm(positions - query[None], axis=1)
+            chosen = np.argsort(distance)[: config.num_neighbors]
+            if not len(chosen) or distance[chosen[0]] > config.cutoff:
+                continue
+            x = annular_features(
+                *annular_sums(
+                    positions[chosen], features[chosen], query, config.radii, config.bandwidths
+                )
+            )
+            for layer in range(config.mlp_depth):
+                x = gelu(linear(params["hidden"][layer], x))
+            raw = linear(params["out"], x)
+            rgb[m] = 1 / (1 + np.exp(-raw[:3]))
+            density[m] = config.density_scale * np.log1p(np.exp(raw[3] - 1))
+        colour, ray_distance, _, _ = composite(rgb, density, tdist[r], config.far)
+        colours.append(colour)
+        depths.append(ray_distance * float(rays.z_scale[r]))
+    return np.array(colours), np.array(depths)
+
+
+def inverse_transform(density: Array, quantiles: Array, near: float, far: float) -> Array:
+    """Return the distances at which a piecewise-constant density reaches the quantiles."""
+    width = (far - near) / len(density)
+    share = density / density.sum()
+    out = []
+    for quantile in quantiles:
+        below = 0.0
+        for stratum in range(len(share)):
+            if below + share[stratum] >= quantile or stratum == len(share) - 1:
+                out.append(near + width * (stratum + (quantile - below) / share[stratum]))
+                break
+            below += share[stratum]
+    return np.array(out)
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def adamw_steps(
+    value: Array,
+    grads: Sequence[Array],
+    rates: Sequence[float],
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    clip_norm: float,
+) -> Array:
+    """Apply AdamW with global-norm clipping to one array (Loshchilov and Hutter, alg. 2)."""
+    value = np.array(value, np.float64)
+    first, second = np.zeros_like(value), np.zeros_like(value)
+    for step, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
+        norm = np.sqrt((grad**2).sum())
+        grad = grad * min(1.0, clip_norm / norm)
+        first = b1 * first + (1 - b1) * grad
+        second = b2 * second + (1 - b2) * grad**2
+        unbiased = first / (1 - b1**step), second / (1 - b2**step)
+        value -= rate * (unbiased[0] / (np.sqrt(unbiased[1]) + eps) + weight_decay * value)
+    return value
+
+
+def directional_derivative(
+    function: Callable[..., float], arguments: Sequence[Array], directions: Sequence[Array]
+) -> float:
+    """Return the central difference of a float64 function along a direction."""
+    step = 1e-5
+    ahead = function(*(a + step * d for a, d in zip(arguments, directions, strict=True)))
+    behind = function(*(a - step * d for a, d in zip(arguments, directions, strict=True)))
+    return (ahead - behind) / (2 * step)

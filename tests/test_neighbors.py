@@ -1,0 +1,194 @@
+"""Every search backend against brute force, also where points are missing, equal or not numbers."""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from hdvpd import neighbors
+from hdvpd.errors import UserError
+
+NUM_QUERIES, NUM_POINTS = 23, 40
+
+
+@pytest.fixture(params=["kdtree", "xla", "open3d", "keops"])
+def backend(request):
+    package = {"open3d": "open3d", "keops": "pykeops"}.get(request.param)
+    if package:
+        pytest.importorskip(package, exc_type=ImportError)
+    return request.param
+
+
+@functools.partial(
+    jax.jit, static_argnames=("k", "max_distance", "exclude_self", "backend", "mask_given")
+)
+def jitted_knn(queries, points, mask, k, max_distance, exclude_self, backend, mask_given):
+    return neighbors.knn(
+        queries,
+        points,
+        k,
+        mask=mask if mask_given else None,
+        max_distance=max_distance,
+        exclude_self=exclude_self,
+        backend=backend,
+    )
+
+
+def search(queries, points, k, *, backend, mask=None, max_distance=np.inf, exclude_self=False):
+    given = mask is not None
+    mask = mask if given else np.ones(len(points), bool)
+    return jitted_knn(queries, points, mask, k, max_distance, exclude_self, backend, given)
+
+
+def assert_same(found, expected):
+    """Compare with the reference: distances always, indices where no two candidates are as near."""
+    indices, distances = expected
+    np.testing.assert_allclose(found.distances, distances, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(found.found, np.isfinite(distances))
+    np.testing.assert_array_equal(found.indices, indices)
+
+
+@pytest.fixture(scope="module")
+def clouds():
+    rng = np.random.default_rng(0)
+    queries, points = rng.normal(size=(NUM_QUERIES, 3)), rng.normal(size=(NUM_POINTS, 3))
+    return queries.astype(np.float32), points.astype(np.float32)
+
+
+def test_equals_brute_force(backend, clouds):
+    assert_same(search(*clouds, 5, backend=backend), references.nearest(*clouds, 5))
+
+
+def test_masked_points_are_not_found(backend, clouds):
+    mask = np.random.default_rng(1).random(NUM_POINTS) < 0.5
+    found = search(*clouds, 5, backend=backend, mask=mask)
+    assert_same(found, references.nearest(*clouds, 5, mask))
+    assert mask[np.asarray(found.indices)].all()
+
+
+def test_far_points_are_not_found(backend, clouds):
+    found = search(*clouds, 5, backend=backend, max_distance=0.6)
+    assert 0 < np.asarray(found.found).mean() < 1
+    assert_same(found, references.nearest(*clouds, 5, max_distance=0.6))
+
+
+def test_no_point_is_its_own_neighbour(backend, clouds):
+    _, points = clouds
+    found = search(points, points, 4, backend=backend, exclude_self=True)
+    assert_same(found, references.nearest(points, points, 4, exclude_self=True))
+    assert (np.asarray(found.indices) != np.arange(NUM_POINTS)[:, None]).all()
+
+
+def test_no_point_is_its_own_neighbour_among_many_coincident_ones(backend):
+    points = np.concatenate([np.zeros((9, 3)), np.ones((9, 3)), np.eye(3)]).astype(np.float32)
+    found = search(points, points, 3, backend=backend, exclude_self=True)
+    _, distances = references.nearest(points, points, 3, exclude_self=True)
+    np.testing.assert_allclose(found.distances, distances, atol=1e-7)
+    indices = np.asarray(found.indices)
+    assert (indices != np.arange(len(points))[:, None]).all()
+    apart = np.linalg.norm(points[indices] - points[:, None], axis=-1)
+    np.testing.assert_allclose(apart, distances, atol=1e-7)
+    assert all(len(set(row)) == 3 for row in indices.tolist())
+
+
+def test_masked_queries_find_real_neighbours_only(backend):
+    points = np.random.default_rng(2).normal(size=(12, 3)).astype(np.float32)
+    mask = np.arange(12) < 7
+    found = search(points, points, 3, backend=backend, mask=mask, exclude_self=True)
+    assert_same(found, references.nearest(points, points, 3, mask, exclude_self=True))
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 2])
+def test_fewer_points_than_neighbours_leave_empty_places(backend, clouds, num_real):
+    queries, points = clouds
+    mask = np.arange(NUM_POINTS) < num_real
+    found = search(queries, points, 5, backend=backend, mask=mask)
+    assert_same(found, references.nearest(queries, points, 5, mask))
+    few = points[:2]
+    assert_same(search(queries, few, 5, backend=backend), references.nearest(queries, few, 5))
+
+
+def test_points_that_are_not_numbers_are_neither_found_nor_answered(backend, clouds):
+    queries, points = (x.copy() for x in clouds)
+    points[[3, 5, 8]] = [[np.nan, 0, 0], [0, np.inf, 0], [0, 0, -np.inf]]
+    queries[[1, 2]] = [[0, np.nan, 0], [np.inf, 0, 0]]
+    found = search(queries, points, 4, backend=backend)
+    mask = np.isfinite(points).all(1)
+    expected = references.nearest(queries, points, 4, mask)
+    assert_same(found, expected)
+    assert not np.asarray(found.found)[1:3].any()
+
+
+def test_grid_with_many_ties_has_the_right_distances(backend):
+    points = np.stack(np.meshgrid(*[np.arange(4.0)] * 3), -1).reshape(-1, 3).astype(np.float32)
+    found = search(points, points, 6, backend=backend, exclude_self=True)
+    _, distances = references.nearest(points, points, 6, exclude_self=True)
+    np.testing.assert_allclose(found.distances, distances, rtol=1e-6)
+
+
+def test_small_distances_far_from_the_origin_keep_their_digits(backend, clouds):
+    # At 64 m float32 resolves 4 micrometres; |q|^2 - 2 q.p + |p|^2 would resolve 2 centimetres.
+    queries, points = (np.float32(64) + np.float32(2**-10) * np.round(64 * x) for x in clouds)
+    found = search(queries, points, 3, backend=backend)
+    _, distances = references.nearest(queries, points, 3)
+    np.testing.assert_allclose(found.distances, distances, rtol=1e-5)
+
+
+def test_works_under_vmap_and_scan(backend):
+    rng = np.random.default_rng(3)
+    queries, points = rng.normal(size=(3, 5, 3)), rng.normal(size=(3, 9, 3))
+    queries, points = jnp.asarray(queries, jnp.float32), jnp.asarray(points, jnp.float32)
+
+    def one(queries, points):
+        return neighbors.knn(queries, points, 2, backend=backend)
+
+    mapped = jax.jit(jax.vmap(one))(queries, points)
+    _, scanned = jax.jit(lambda x: jax.lax.scan(lambda c, x: (c, one(*x)), None, x))(
+        (queries, points)
+    )
+    for b in range(3):
+        indices, distances = references.nearest(queries[b], points[b], 2)
+        for found in (mapped, scanned):
+            np.testing.assert_array_equal(found.indices[b], indices)
+            np.testing.assert_allclose(found.distances[b], distances, rtol=1e-5)
+
+
+def test_no_gradient_flows_through_the_search(backend, clouds):
+    def total(queries, points):
+        return neighbors.knn(queries, points, 2, backend=backend).distances.sum()
+
+    grads = jax.jit(jax.grad(total, argnums=(0, 1)))(*clouds)
+    assert all((np.asarray(g) == 0).all() for g in grads)
+
+
+def test_blockwise_search_equals_one_block(clouds, monkeypatch):
+    expected = references.nearest(*clouds, 5)
+    for entries in (1, 3 * NUM_POINTS, NUM_QUERIES * NUM_POINTS):
+        monkeypatch.setattr(neighbors, "_BLOCK_ENTRIES", entries)
+        assert_same(neighbors.knn(*clouds, 5, backend="xla"), expected)
+
+
+def test_blockwise_search_never_holds_all_distances():
+    num_points = 16384
+    shape = jax.ShapeDtypeStruct((num_points, 3), jnp.float32)
+    search = jax.jit(functools.partial(neighbors.knn, k=3, backend="xla"))
+    memory = search.lower(shape, shape).compile().memory_analysis()
+    # One block of distances, its sort keys and indices; all of them would be 1 GiB.
+    assert memory.temp_size_in_bytes < 4 * 4 * neighbors._BLOCK_ENTRIES
+    assert memory.temp_size_in_bytes < 4 * num_points**2
+
+
+@pytest.mark.parametrize(("name", "package"), [("open3d", "open3d"), ("keops", "pykeops")])
+def test_missing_backend_says_what_to_install(clouds, name, package):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    host_search = {"open3d": neighbors._open3d, "keops": neighbors._keops}[name]
+    with pytest.raises(UserError, match=rf"pip install 'hdvpd\[{name}\]'"):
+        host_search(*clouds, 3, np.inf)
+    # Inside a traced program jax wraps the error; its text must survive.
+    with pytest.raises(Exception, match=rf"pip install 'hdvpd\[{name}\]'"):
+        jax.block_until_ready(neighbors.knn(*clouds, 3, backend=name))
