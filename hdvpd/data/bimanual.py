@@ -10,6 +10,7 @@ import concurrent.futures.process
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -81,25 +82,36 @@ def simulate(
     if workers > 1:
         # Mesa's own threads only get in the way when every core has a process.
         os.environ.setdefault("LP_NUM_THREADS", "0")
-    bimanual_clip.check_rendering()
-    _begin(job)
-    writer.clear_partial_episodes(job.out)
     done = set(writer.finished_episodes(job.out))
     missing = [n for n in range(episodes) if n not in done]
-    console = rich.console.Console(stderr=True)
+    if missing:
+        bimanual_clip.check_rendering()
+    _begin(job, complete=not missing)
+    writer.clear_partial_episodes(job.out)
+    console = rich.console.Console(soft_wrap=True, highlight=False)
     if done and missing:
         console.print(f"{job.out} has {len(done)} of {episodes} episodes; simulating the others.")
-    for _ in rich.progress.track(
-        _write_clips(job, missing, workers),
-        description="simulating",
-        total=len(missing),
-        console=console,
-        disable=not console.is_terminal,
-    ):
-        pass
+    try:
+        _report(_write_clips(job, missing, workers), len(missing), console)
+    except KeyboardInterrupt:
+        finished = len(writer.finished_episodes(job.out))
+        console.print(
+            f"Interrupted: {finished} of {episodes} episodes of {job.out} are finished and kept; "
+            "the same command continues."
+        )
+        raise
     counts = {s: len(store.Dataset(job.out).split(s)) for s in schema.SPLITS}
     listed = ", ".join(f"{count} {split}" for split, count in counts.items())
     console.print(f"{job.out}: {sum(counts.values())} episodes of {steps + 1} frames ({listed}).")
+
+
+def _report(finished: Iterable[int], total: int, console: rich.console.Console) -> None:
+    """Show progress: a bar on a terminal, about ten plain lines elsewhere."""
+    if console.is_terminal:
+        finished = rich.progress.track(finished, "simulating", total, console=console)
+    for count, _ in enumerate(finished, 1):
+        if not console.is_terminal and (count % max(total // 10, 1) == 0 or count == total):
+            console.print(f"simulated {count} of {total} episodes")
 
 
 def _write_clips(job: _Job, numbers: Sequence[int], workers: int) -> Iterable[int]:
@@ -110,7 +122,7 @@ def _write_clips(job: _Job, numbers: Sequence[int], workers: int) -> Iterable[in
     pool = concurrent.futures.ProcessPoolExecutor(
         min(workers, len(numbers)),
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_end_with_parent,
+        initializer=_start_worker,
     )
     try:
         futures = [pool.submit(_write_clip, job, number) for number in numbers]
@@ -150,8 +162,9 @@ def _write_clip(job: _Job, number: int) -> int:
     return number
 
 
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone; it would wait for work for ever."""
+def _start_worker() -> None:
+    """Leave interrupts to the parent, and end when it is gone instead of waiting for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -192,13 +205,13 @@ def _describe(job: _Job) -> dict[str, Any]:
     }
 
 
-def _begin(job: _Job) -> None:
+def _begin(job: _Job, *, complete: bool) -> None:
     """Write dataset.json, or make sure that what is there is the same data set."""
     file = job.out / "dataset.json"
     wanted = _describe(job)
     if file.is_file():
         found = store.read_json(file)
-        _require_same(found, wanted, file)
+        _require_same(found, wanted, file, complete=complete)
         if found["source"]["episodes"] == job.episodes:
             return
     elif job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
@@ -215,13 +228,14 @@ def _begin(job: _Job) -> None:
         ) from error
 
 
-def _require_same(found: Any, wanted: dict[str, Any], file: Path) -> None:
+def _require_same(found: Any, wanted: dict[str, Any], file: Path, *, complete: bool) -> None:
     schema.parse_dataset(found, file)
     source = found.get("source", {})
     old, new = source.get("episodes"), wanted["source"]["episodes"]
     own = dict(wanted["source"])
     own["command"] = own["command"].replace(f"--episodes {new}", f"--episodes {old}", 1)
-    for key in ("command", "hdvpd", "mujoco", "numpy"):
+    # Versions matter only if something is going to be added.
+    for key in ("command",) if complete else ("command", "hdvpd", "mujoco", "numpy"):
         if source.get(key) != own[key]:
             raise UserError(
                 f"{file} holds another data set: its source.{key} is {source.get(key)!r}, this "

@@ -95,19 +95,15 @@ class Clip:
           UserError: no rendering backend.
         """
         joints = joint_addresses(self.model)
-        commanded = self.states.copy()
-        commanded[:, joints] = self.targets
-        for arm in scene.ARMS:  # the second finger mirrors the first
-            left, right = (self.model.joint(f"{arm}_grip_{s}").qposadr[0] for s in "lr")
-            commanded[:, right] = commanded[:, left]
-        objects = scene.object_names(self.draw.task)
+        commanded = with_joints(self.model, self.states, self.targets)
+        links, objects = tuple(scene.link_parents()), scene.object_names(self.draw.task)
         result = {
             "time_s": np.arange(len(self.states)) / RATE_HZ,
             "robot/joint_positions": self.states[:, joints].astype(np.float32),
             "robot/joint_targets": self.targets.astype(np.float32),
-            "robot/link_to_world": self._poses(self.states, tuple(scene.link_parents())),
-            "robot/target_link_to_world": self._poses(commanded, tuple(scene.link_parents())),
-            "truth/object_to_world": self._poses(self.states, objects),
+            "robot/link_to_world": frame_poses(self.model, self.states, links),
+            "robot/target_link_to_world": frame_poses(self.model, commanded, links),
+            "truth/object_to_world": frame_poses(self.model, self.states, objects),
         }
         images = render(self.model, self.states, self.size)
         for view, name in enumerate(scene.CAMERAS):
@@ -134,22 +130,36 @@ class Clip:
             distance = np.linalg.norm(moved[-1, :, :2], axis=-1).max()
         return bool(distance >= SUCCESS_DISTANCE)
 
-    def _poses(self, states: np.ndarray, frames: tuple[str, ...]) -> Float[np.ndarray, "f l 4 4"]:
-        mujoco = load_mujoco()
-        data = mujoco.MjData(self.model)
-        bodies = {self.model.body(b).name: b for b in range(self.model.nbody)}
-        sites = {self.model.site(s).name: s for s in range(self.model.nsite)}
-        poses = np.zeros((len(states), len(frames), 4, 4), np.float32)
-        poses[..., 3, 3] = 1.0
-        for f, state in enumerate(states):
-            data.qpos[:] = state
-            mujoco.mj_kinematics(self.model, data)
-            for k, name in enumerate(frames):
-                body = bodies.get(name)
-                rotation = data.site_xmat[sites[name]] if body is None else data.xmat[body]
-                place = data.site_xpos[sites[name]] if body is None else data.xpos[body]
-                poses[f, k, :3, :3], poses[f, k, :3, 3] = rotation.reshape(3, 3), place
-        return poses
+
+def frame_poses(
+    model: Any, states: Float[np.ndarray, "f q"], frames: Sequence[str]
+) -> Float[np.ndarray, "f l 4 4"]:
+    """Forward kinematics of named bodies and sites.
+
+    Args:
+      model: compiled MuJoCo model of the scene.
+      states: generalised positions.
+      frames: names of bodies or sites.
+
+    Returns:
+      Poses in the world frame [m].
+    """
+    mujoco = load_mujoco()
+    data = mujoco.MjData(model)
+    bodies = {model.body(b).name: b for b in range(model.nbody)}
+    sites = {model.site(s).name: s for s in range(model.nsite)}
+    poses = np.zeros((len(states), len(frames), 4, 4), np.float32)
+    poses[..., 3, 3] = 1.0
+    for f, state in enumerate(states):
+        data.qpos[:] = state
+        mujoco.mj_kinematics(model, data)
+        for k, name in enumerate(frames):
+            if name in bodies:
+                place, rotation = data.xpos[bodies[name]], data.xmat[bodies[name]]
+            else:
+                place, rotation = data.site_xpos[sites[name]], data.site_xmat[sites[name]]
+            poses[f, k, :3, :3], poses[f, k, :3, 3] = rotation.reshape(3, 3), place
+    return poses
 
 
 def joint_addresses(model: Any) -> list[int]:
@@ -163,6 +173,27 @@ def joint_addresses(model: Any) -> list[int]:
     """
     names = [n + "_l" if n.endswith("grip") else n for n in scene.joint_names()]
     return [int(model.joint(n).qposadr[0]) for n in names]
+
+
+def with_joints(
+    model: Any, states: Float[np.ndarray, "f q"], joints: Float[np.ndarray, "f j"]
+) -> Float[np.ndarray, "f q"]:
+    """Replace the joints in generalised positions.
+
+    Args:
+      model: compiled MuJoCo model of the scene.
+      states: generalised positions.
+      joints: new values in the order of `scene.joint_names`.
+
+    Returns:
+      The positions with both fingers of a gripper at its opening.
+    """
+    result = states.copy()
+    result[:, joint_addresses(model)] = joints
+    for arm in scene.ARMS:
+        left, right = (int(model.joint(f"{arm}_grip_{side}").qposadr[0]) for side in "lr")
+        result[:, right] = result[:, left]
+    return result
 
 
 def camera_parameters(
@@ -203,7 +234,7 @@ def render(
       size: height and width of the images [px].
 
     Returns:
-      Colours and planar depth [m].
+      Colours and planar depth [m], 0 where nothing is hit.
 
     Raises:
       UserError: no rendering backend.
@@ -231,18 +262,16 @@ def render(
                 renderer.update_scene(data, scene.CAMERAS[view])
                 depth_m[f, view] = renderer.render()
             renderer.disable_depth_rendering()
-    return rgb, depth_m
+    # Where a ray meets nothing, the depth buffer holds the far clipping plane.
+    far = model.vis.map.zfar * model.stat.extent
+    return rgb, np.where(depth_m < 0.999 * far, depth_m, np.float32(0))
 
 
 def _run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None:
     """Follow the joint targets; None if the arms touch each other."""
     mujoco = load_mujoco()
     data = mujoco.MjData(model)
-    joints = joint_addresses(model)
-    data.qpos[joints] = path[0]
-    for arm in scene.ARMS:
-        left, right = (int(model.joint(f"{arm}_grip_{s}").qposadr[0]) for s in "lr")
-        data.qpos[right] = data.qpos[left]
+    data.qpos[:] = with_joints(model, data.qpos[None], path[:1])[0]
     data.ctrl[:] = path[0]
     for _ in range(SETTLING_STEPS):
         mujoco.mj_step(model, data)

@@ -102,7 +102,7 @@ def _read_depth(
 
 def _paint_depth(depth_m: Float[np.ndarray, "f h w"]) -> UInt8[np.ndarray, "f h w 3"]:
     valid = depth_m > 0
-    low, high = np.percentile(depth_m[valid], [1, 99])
+    low, high = np.percentile(depth_m[valid], [1, 80])
     shade = 1 - (depth_m - low) / max(high - low, 1e-6)
     color = matplotlib.colormaps["viridis"](np.clip(shade, 0, 1))[..., :3]
     return (255 * np.where(valid[..., None], color, 0)).astype(np.uint8)
