@@ -3,7 +3,11 @@
 Twins of `walks.enumerate_walks` and `grf_attention.walk_attention`. No gathered [t, e, c] array
 exists: each token's loop reads the rows it needs. Sums run in a fixed order whatever the number of
 threads, so results are reproducible bit for bit on one machine.
+
+`no_type_check` keeps the tests' shape checker from wrapping what numba has to compile.
 """
+
+from typing import no_type_check
 
 import numpy as np
 from numba import njit, prange
@@ -13,6 +17,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, parallel=True)
+@no_type_check
 def _merge(
     neighbors: np.ndarray,
     num_hops: int,
@@ -49,6 +54,7 @@ def _merge(
 
 
 @njit(cache=True)
+@no_type_check
 def group_by(targets: np.ndarray, counts: np.ndarray, num_targets: int) -> tuple:
     """Order (row, column) slots of ragged rows by target, as in a counting sort.
 
@@ -88,6 +94,7 @@ def merge(neighbors: np.ndarray, num_hops: int, width: int) -> tuple[np.ndarray,
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
+@no_type_check
 def _forward(
     query: np.ndarray,
     key: np.ndarray,
@@ -140,6 +147,7 @@ def forward(
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
+@no_type_check
 def _backward_rows(
     query: np.ndarray,
     key: np.ndarray,
@@ -182,6 +190,7 @@ def _backward_rows(
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
+@no_type_check
 def _backward_columns(
     query: np.ndarray,
     weights: np.ndarray,

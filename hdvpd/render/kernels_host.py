@@ -2,7 +2,11 @@
 
 Neither the gathered features nor a scatter exist: the backward pass groups neighbours by particle
 and sums each particle's cotangent in a fixed order, so results do not depend on threads.
+
+`no_type_check` keeps the tests' shape checker from wrapping what numba has to compile.
 """
+
+from typing import no_type_check
 
 import numpy as np
 from numba import njit, prange
@@ -12,6 +16,7 @@ _EPS = np.float32(1e-12)
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
+@no_type_check
 def _forward(
     positions: np.ndarray,
     features: np.ndarray,
@@ -56,6 +61,7 @@ def forward(
 
 
 @njit(cache=True)
+@no_type_check
 def _group_by_particle(
     indices: np.ndarray, found: np.ndarray, num_particles: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -79,6 +85,7 @@ def _group_by_particle(
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
+@no_type_check
 def _backward(
     positions: np.ndarray,
     features: np.ndarray,
