@@ -122,7 +122,7 @@ class ArraySpec:
     chunk_frames: bool = False
 
 
-def parse_dataset(raw: Json, file: Path) -> DatasetInfo:
+def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
     """Read a decoded dataset.json.
 
     Args:
@@ -162,14 +162,14 @@ def parse_dataset(raw: Json, file: Path) -> DatasetInfo:
         rate_hz=rate_hz,
         licence=str(raw.get("licence", "unknown")),
         cameras=cameras,
-        robot=_parse_robot(_get(raw, "robot", Mapping, file), file),
+        robot=parse_robot(_get(raw, "robot", Mapping, file), file),
         workspace_min=low,
         workspace_max=high,
         raw=raw,
     )
 
 
-def parse_episode(raw: Json, number: int, file: Path) -> EpisodeInfo:
+def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
     """Read a decoded episode.json.
 
     Args:
@@ -279,7 +279,20 @@ def _parse_camera(raw: Any, key: str, file: Path) -> CameraInfo:
     return CameraInfo(height, width, unit, str(raw.get("mount", "world")))
 
 
-def _parse_robot(raw: Json, file: Path) -> RobotInfo:
+def parse_robot(raw: Json, file: Path) -> RobotInfo:
+    """Read the robot of a decoded dataset.json.
+
+    Args:
+      raw: its `robot`.
+      file: where it came from.
+
+    Returns:
+      Names, and the skeleton; without one in the file, every link is a point and every parent and
+      child a segment.
+
+    Raises:
+      UserError: a name is missing, unknown or given twice.
+    """
     joints = [_get(j, "name", str, file, "robot.joints") for j in _objects(raw, "joints", file)]
     links = _objects(raw, "links", file)
     names = [_get(link, "name", str, file, "robot.links") for link in links]

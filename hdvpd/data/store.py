@@ -128,17 +128,9 @@ class Dataset:
 
         Returns:
           Number of kinematic points and the workspace box.
-
-        Raises:
-          UserError: the box is empty.
         """
         low = _corner(data_config.workspace_min) or self.workspace_min
         high = _corner(data_config.workspace_max) or self.workspace_max
-        if not all(a < b for a, b in zip(low, high, strict=True)):
-            raise UserError(
-                f"data.workspace_min = {low} must lie below data.workspace_max = {high} in every "
-                "coordinate; leave both empty to use the data set's own box."
-            )
         return SceneSpec(self.robot.skeleton.num_points, low, high)
 
     def open_array(self, number: int, name: str) -> tensorstore.TensorStore:

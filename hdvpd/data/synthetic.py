@@ -74,7 +74,7 @@ def write_synthetic_dataset(
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
     (path / "episodes").mkdir(parents=True, exist_ok=True)
-    writer.write_json(path / "dataset.json", _describe(height, width))
+    writer.write_json(path / "dataset.json", describe(height, width))
     for number in range(episodes):
         rng = np.random.default_rng([seed, number])
         meta = {
@@ -271,7 +271,16 @@ def _object_poses(links: np.ndarray, resting: Spheres) -> np.ndarray:
     return poses
 
 
-def _describe(height: int, width: int) -> Mapping[str, Any]:
+def describe(height: int, width: int) -> Mapping[str, Any]:
+    """Return the dataset.json of the analytic scene.
+
+    Args:
+      height: image rows [px].
+      width: image columns [px].
+
+    Returns:
+      Plain values.
+    """
     names = ["ball", "sphere0", "sphere1", "sphere2"]
     parents = dict(zip(LINKS[1:], LINKS[:-1], strict=True))
     image = {"height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
