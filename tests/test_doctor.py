@@ -1,0 +1,139 @@
+import ctypes
+import ctypes.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from hdvpd import doctor, system
+from hdvpd.doctor import CORE, EXCLUDED, OPTIONAL, Finding, diagnose
+from hdvpd.system import EGL_DRIVERS, LIBRARIES, missing_packages
+
+Patch = pytest.MonkeyPatch
+
+
+def test_report_covers_everything_and_succeeds() -> None:
+    command = [sys.executable, "-m", "hdvpd", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stdout + done.stderr
+    for topic in ("python", "device", "machine", "disk", "EGL", "ffmpeg", *CORE, *OPTIONAL):
+        assert any(line.split()[1] == topic for line in done.stdout.splitlines()[:-1] if line)
+    assert done.stdout.splitlines()[-1].endswith("found.")
+
+
+def test_every_complaint_has_a_remedy(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
+    findings = list(diagnose())
+    assert {f.topic for f in findings if f.status == "problem"} >= set(CORE)
+    assert {f.topic for f in findings if f.status == "note"} >= set(OPTIONAL)
+    assert all(f.remedy for f in findings if f.status != "ok")
+
+
+def versions(**installed: str) -> Callable[[str], str | None]:
+    return lambda name: installed.get(name.replace("-", "_"), "1.0")
+
+
+@pytest.mark.parametrize("version", [version for _, version in EXCLUDED])
+def test_excluded_release_is_a_problem(version: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", versions(jax=version))
+    (jax,) = (f for f in doctor.check_versions() if f.topic == "jax")
+    assert jax.status == "problem"
+    assert version in jax.text
+    assert "jax-ml/jax#" in jax.text
+    assert "constraints.txt" in jax.remedy
+
+
+@pytest.mark.parametrize(
+    ("jax", "flax", "fits"),
+    [
+        ("0.10.1", "0.12.8", True),
+        ("0.11.2", "0.12.12", True),
+        ("0.11.2", "0.12.8", False),
+        ("0.12.0.1", "0.12.12", False),
+    ],
+)
+def test_pairs_of_jax_and_flax(jax: str, flax: str, fits: bool, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", versions(jax=jax, flax=flax))
+    findings = [f for f in doctor.check_versions() if f.topic in ("jax", "flax")]
+    assert all(f.status == "ok" for f in findings) == fits
+
+
+def test_another_mujoco_is_noted(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", versions(mujoco="3.8.1"))
+    (mujoco,) = (f for f in doctor.check_optional() if f.topic == "mujoco")
+    assert (mujoco.status, mujoco.text[:6]) == ("note", "3.8.1:")
+
+
+def test_a_failing_check_does_not_end_the_report() -> None:
+    def check_luck() -> list[Finding]:
+        raise RuntimeError("no luck\nat all")
+
+    assert doctor._guarded(check_luck) == [Finding("luck", "problem", "RuntimeError: no luck")]
+
+
+def test_missing_ffmpeg(monkeypatch: Patch) -> None:
+    import imageio_ffmpeg
+
+    def fail() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", fail)
+    (finding,) = doctor.check_ffmpeg()
+    assert finding.status == "problem"
+    assert "imageio-ffmpeg" in finding.remedy
+
+
+def test_unused_gpu_is_noted(monkeypatch: Patch) -> None:
+    import jax
+
+    if jax.default_backend() != "cpu":
+        pytest.skip("jax uses the GPU")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    notes = [f for f in doctor.check_devices() if f.status == "note"]
+    assert len(notes) == 1
+    assert "cuda" in notes[0].remedy
+
+
+def test_crash_of_the_graphics_driver_is_reported(monkeypatch: Patch) -> None:
+    def crash(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        return subprocess.CompletedProcess(command, -11, "", "")
+
+    monkeypatch.setattr(subprocess, "run", crash)
+    (finding,) = doctor.check_egl()
+    assert finding.status == "problem"
+    assert "-11" in finding.text
+
+
+def test_missing_libraries_are_named_by_package(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(system, "loads", lambda library: library != "libusb-1.0.so.0")
+    assert missing_packages(["open3d"]) == ["libusb-1.0-0"]
+    monkeypatch.setattr(system, "loads", lambda _: False)
+    monkeypatch.setattr(system, "count_egl_devices", lambda: 0)
+    assert set(missing_packages(["simulation"])) == {"libegl1", "libgl1", *EGL_DRIVERS}
+    monkeypatch.setattr(system, "loads", lambda _: True)
+    assert set(missing_packages(["simulation"])) == set(EGL_DRIVERS)
+    monkeypatch.setattr(system, "count_egl_devices", lambda: 1)
+    assert missing_packages(list(LIBRARIES)) == []
+
+
+def test_nothing_is_asked_for_on_other_systems(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(system, "loads", lambda _: False)
+    assert missing_packages(list(LIBRARIES)) == []
+
+
+def test_loading_a_library() -> None:
+    assert not system.loads("libdoes-not-exist.so.7")
+    assert system.loads(ctypes.util.find_library("c") or "libc.so.6")
+
+
+def test_no_egl_library_means_no_device(monkeypatch: Patch) -> None:
+    def refuse(name: str) -> ctypes.CDLL:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert system.count_egl_devices() == 0

@@ -1,0 +1,81 @@
+"""The wheel, installed into a fresh environment and used outside the repository."""
+
+import os
+import site
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.slow
+Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run `hdvpd` of a fresh environment that borrows the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("outside")
+    environment = folder / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+         "--target", packages, wheel],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "borrowed.pth").write_text("\n".join(borrowed or site.getsitepackages()))
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        command = [str(environment / "bin" / "python"), "-m", "hdvpd", *words]
+        return subprocess.run(
+            command, cwd=folder, env=clean, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_contents_of_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hdvpd").rglob("*.py")}
+    configs = {f"hdvpd/{path.relative_to(ROOT)}" for path in (ROOT / "configs").glob("*.toml")}
+    assert modules | configs | {"hdvpd/py.typed"} <= names
+    outside = {name.split("/")[0] for name in names}
+    assert len(outside) == 2  # hdvpd and its dist-info
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_command_works_outside_the_repository(installed: Run) -> None:
+    done = installed(["--help"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hdvpd train" in done.stdout
+
+
+def test_the_code_comes_from_the_wheel(installed: Run) -> None:
+    report = installed(["doctor"]).stdout
+    (line,) = (line for line in report.splitlines() if line.split()[1:2] == ["hdvpd"])
+    assert str(ROOT) not in line
+
+
+def test_training_outside_the_repository(installed: Run) -> None:
+    done = installed(["data", "synthetic", "--out", "data/debug"])
+    assert done.returncode == 0, done.stderr
+    done = installed(["train", "debug", "--train.num-steps", "1", "--train.validate-every", "0"])
+    assert done.returncode == 0, done.stderr
+    assert installed(["train", "debug"]).returncode == 2  # the folder exists: a user's mistake
