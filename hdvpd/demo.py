@@ -92,7 +92,7 @@ def summary(times: dict[str, float], run: Path) -> str:
     lines = ["", "== times"]
     lines += [f"{phase:10} {_clock(seconds)}" for phase, seconds in times.items()]
     lines += [f"{'total':10} {_clock(sum(times.values()))}", "", "== results"]
-    videos = sorted((run / "eval").rglob("*.mp4"))
+    videos = sorted((run / "eval" / "videos").glob("*.mp4"))
     named = {"report": run / "report" / "index.html", "curve": run / "eval" / "ssim.png"}
     if videos:
         named["video"] = videos[0]
