@@ -1,10 +1,13 @@
 """Small analytic scenes, cameras, clouds and configurations that the tests share."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
@@ -161,10 +164,27 @@ def permuted(cloud: ParticleCloud, order: np.ndarray) -> ParticleCloud:
     return jax.tree.map(lambda x: x[order], cloud)
 
 
-def random_like(tree: object, seed: int, scale: float = 0.3) -> object:
-    """Return a tree of normal float32 numbers in the shapes of another, for untrained heads."""
-    leaves, treedef = jax.tree.flatten(tree)
+def random_params(build: Callable[[], nnx.Module], seed: int = 0) -> tuple[nnx.GraphDef, dict]:
+    """Return a module's definition and random parameters, as after training: no layer is zero.
+
+    Nothing is compiled. Kernels are normal with variance 1 / inputs, norms' scales near 1.
+    """
     rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(
-        treedef, [jnp.asarray(scale * rng.normal(size=x.shape), jnp.float32) for x in leaves]
-    )
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+
+    def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        normal = rng.normal(size=leaf.shape)
+        if path[-1].key == "kernel":
+            value = normal / np.sqrt(np.prod(leaf.shape[:-1]))
+        elif path[-1].key == "scale":
+            value = 1 + 0.1 * normal
+        else:
+            value = 0.3 * normal
+        return jnp.asarray(value, jnp.float32)
+
+    return graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(state))
+
+
+def apply(graphdef: nnx.GraphDef, params: dict) -> Any:
+    """Return the module with these parameters."""
+    return nnx.merge(graphdef, nnx.State(params))

@@ -1,0 +1,108 @@
+"""The walk graph against powers of the transition matrix and against simulated repelling walks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from hdvpd.dynamics.walks import enumerate_walks, merge_walks, out_neighbors
+from hdvpd.neighbors import knn
+
+BUILDERS = {"xla": enumerate_walks, "host": merge_walks}
+
+
+@pytest.fixture(params=BUILDERS)
+def build(request):
+    return jax.jit(BUILDERS[request.param], static_argnums=1)
+
+
+def surface_neighbors(num_tokens, k, seed=0):
+    """Neighbour lists of points on a plane, where walks meet often."""
+    points = np.random.default_rng(seed).uniform(size=(num_tokens, 3)) * [1, 1, 0]
+    return references.nearest(points, points, k, exclude_self=True)[0].astype(np.int32)
+
+
+def dense(graph):
+    """Return the rows of a walk graph as matrices per hop, axes (l t t)."""
+    nodes, shares = np.asarray(graph.nodes), np.asarray(graph.shares, np.float64)
+    matrices = np.zeros((shares.shape[-1], len(nodes), len(nodes)))
+    for token, entry in np.ndindex(nodes.shape):
+        matrices[:, token, nodes[token, entry]] += shares[token, entry]
+    return matrices
+
+
+@pytest.mark.parametrize(("k", "num_hops"), [(3, 3), (2, 4), (4, 1), (3, 0)])
+def test_entries_are_the_powers_of_the_transition_matrix(build, k, num_hops):
+    neighbors = surface_neighbors(40, k)
+    graph = build(neighbors, num_hops)
+    expected = references.walk_powers(neighbors, num_hops)
+    np.testing.assert_allclose(dense(graph), expected, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(graph.shares).sum(1), 1.0, atol=1e-6)
+
+
+def test_three_neighbours_and_hops_have_forty_entries_and_fewer_when_merged():
+    neighbors = surface_neighbors(256, 3)
+    assert enumerate_walks(neighbors, 3).nodes.shape == (256, 40)
+    merged = merge_walks(neighbors, 3)
+    distinct = [(row > 0).sum() for row in references.walk_powers(neighbors, 3).sum(0)]
+    np.testing.assert_array_equal(merged.num_entries, distinct)
+    # Spec 5.2: 10.6 distinct nodes on average on a uniform surface.
+    assert np.mean(distinct) == pytest.approx(10.6, abs=1.0)
+
+
+def test_unused_merged_entries_are_inert_and_the_transpose_lists_every_used_one():
+    neighbors = surface_neighbors(50, 3)
+    graph = jax.tree.map(np.asarray, merge_walks(neighbors, 3))
+    used = np.arange(graph.nodes.shape[1])[None] < graph.num_entries[:, None]
+    assert (graph.shares[~used] == 0).all()
+    assert (graph.shares[used].sum(-1) > 0).all()
+    np.testing.assert_array_equal(graph.nodes[~used], np.where(~used)[0])
+    assert graph.incoming_offsets[0] == 0
+    assert graph.incoming_offsets[-1] == used.sum()
+    for node in range(50):
+        slots = graph.incoming[graph.incoming_offsets[node] : graph.incoming_offsets[node + 1]]
+        expected = np.flatnonzero(used.ravel() & (graph.nodes.ravel() == node))
+        np.testing.assert_array_equal(slots, expected)
+
+
+@pytest.mark.parametrize(("k", "num_hops", "num_walkers"), [(3, 3, 27), (3, 3, 54), (2, 4, 16)])
+def test_repelling_walks_are_exactly_the_enumeration(build, k, num_hops, num_walkers):
+    neighbors = surface_neighbors(30, k, seed=1)
+    matrices = dense(build(neighbors, num_hops))
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        sampled = references.repelling_walks(neighbors, num_hops, num_walkers, rng)
+        np.testing.assert_allclose(matrices, sampled, atol=1e-6)
+
+
+def test_twenty_six_repelling_walkers_are_not_exact():
+    # The fact needs a multiple of k^h; otherwise sampling shows, so the simulation is a real one.
+    neighbors = surface_neighbors(30, 3, seed=1)
+    sampled = references.repelling_walks(neighbors, 3, 26, np.random.default_rng(0))
+    difference = sampled.sum(0) - references.walk_powers(neighbors, 3).sum(0)
+    relative = np.linalg.norm(difference) / np.linalg.norm(sampled.sum(0))
+    assert 5e-3 < relative < 1e-1
+
+
+def test_missing_neighbours_let_the_walker_wait():
+    points = jnp.asarray(np.random.default_rng(2).normal(size=(4, 3)), jnp.float32)
+    mask = jnp.asarray([True, True, False, False])
+    found = knn(points, points, 3, mask=mask, exclude_self=True)
+    neighbors = np.asarray(out_neighbors(found))
+    np.testing.assert_array_equal(neighbors[0], [1, 0, 0])
+    np.testing.assert_array_equal(neighbors[1], [0, 1, 1])
+    assert set(neighbors[2].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_vmap_and_scan_equal_a_loop(name):
+    neighbors = np.stack([surface_neighbors(12, 2, seed) for seed in range(3)])
+    mapped = jax.jit(jax.vmap(lambda x: BUILDERS[name](x, 2)))(neighbors)
+    _, scanned = jax.jit(
+        lambda xs: jax.lax.scan(lambda carry, x: (carry, BUILDERS[name](x, 2)), None, xs)
+    )(neighbors)
+    for b in range(3):
+        for field, expected in vars(BUILDERS[name](neighbors[b], 2)).items():
+            np.testing.assert_array_equal(getattr(mapped, field)[b], expected)
+            np.testing.assert_array_equal(getattr(scanned, field)[b], expected)
