@@ -1,11 +1,14 @@
 import dataclasses
+import math
 import re
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
+from flax import nnx
 
-from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, TrainConfig
+from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.errors import UserError
 from hdvpd.experiments import (
     KEY_TYPES,
@@ -19,6 +22,9 @@ from hdvpd.experiments import (
     split_overrides,
     to_toml,
 )
+from hdvpd.model import Model
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -65,6 +71,17 @@ def test_experiment_files_state_only_deviations() -> None:
                 default = defaults[f"{section}.{key}"]
                 found = tuple(value) if isinstance(value, list) else value
                 assert found != default, f"{path.name}: {section}.{key} repeats the default"
+
+
+@pytest.mark.parametrize("name", sorted(experiment_names()))
+def test_every_experiment_builds_with_the_documented_size(name: str) -> None:
+    scene = SceneSpec(84, (-0.5, -0.75, -0.05), (0.6, 0.75, 0.8))
+    config = load_config(name)
+    model = nnx.eval_shape(lambda: Model(config, scene, rngs=nnx.Rngs(0)))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    page = (DOCS / "experiments.md").read_text()
+    (documented,) = re.findall(rf"^\| `{name}` \| ([\d,]+) \|", page, flags=re.MULTILINE)
+    assert size == int(documented.replace(",", ""))
 
 
 def test_file_of_one_key_changes_only_that_key(tmp_path: Path) -> None:
