@@ -55,7 +55,7 @@ def annular_sums(
     return jnp.einsum("qka,qkc->qac", weights, values)
 
 
-def annular_features(sums: Float[Array, "q a c+1"]) -> Float[Array, "q a*(c+1)"]:
+def annular_features(sums: Float[Array, "q a c"]) -> Float[Array, "q a*c"]:
     """Turn kernel sums into the MLP's input.
 
     Args:
