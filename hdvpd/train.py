@@ -24,6 +24,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
+from hdvpd.training.reporting import save_first_batch
 from hdvpd.training.run_folder import find_run, lock_run, require_same_run
 from hdvpd.training.session import Session, Validate, average_batches, new_progress
 from hdvpd.training.step import (
@@ -74,10 +75,9 @@ def main(
     """
     path = find_run(Path(run_dir), resume, step)
     data = open_data(config)
-    graphdef, state = create_train_state(config, data.scene)
     with StopSignals() as stop, lock_run(path), contextlib.ExitStack() as opened:
         store = CheckpointStore(path, config.train.keep_checkpoints)
-        state, progress = start_or_restore(store, state, config, data, step)
+        graphdef, state, progress = start_or_restore(store, config, data, step)
         session = Session(path, config, data.scene, store, progress)
         opened.callback(session.close)
         loader = opened.enter_context(contextlib.closing(open_loader(config, data, session.step)))
@@ -86,6 +86,8 @@ def main(
         train_step = compile_step(session, make_train_step(config, graphdef), state, batch)
         validate = make_validator(session, config, graphdef, data, stop)
 
+        if batch is not None and session.step == 0:
+            save_first_batch(path / "first_batch.png", batch)
         session.do_due(state, validate)
         while batch is not None and not stop.received:
             begin, waited = time.perf_counter(), loader.data_wait_s
@@ -129,21 +131,20 @@ def open_data(config: Config) -> TrainingData:
 
 
 def start_or_restore(
-    store: CheckpointStore, state: TrainState, config: Config, data: TrainingData, step: int | None
-) -> tuple[TrainState, Progress]:
+    store: CheckpointStore, config: Config, data: TrainingData, step: int | None
+) -> tuple[nnx.GraphDef, TrainState, Progress]:
     """Take the run's last sound checkpoint, or the initial state where there is none.
 
     Checkpoints after the restored one, damaged or of an abandoned continuation, are set aside.
 
     Args:
       store: checkpoints of the run.
-      state: the initial state.
       config: of this start.
       data: what this start reads.
       step: the checkpoint to take; None takes the newest sound one.
 
     Returns:
-      The state to continue from, and where the run stands.
+      Definition of the model, the state to continue from, and where the run stands.
 
     Raises:
       UserError: there is no such checkpoint, or it belongs to a run of another kind.
@@ -151,8 +152,9 @@ def start_or_restore(
     store.clean()
     identity = data.dataset.identity()
     if step is None and not store.steps():
+        graphdef, state = create_train_state(config, data.scene)
         require_disk_space(store.path.parent, state)
-        return state, new_progress(identity)
+        return graphdef, state, new_progress(identity)
     step = store.sound_step(step)
     saved_config, _, saved_progress = store.read_origin(step)
     require_same_run(
@@ -162,11 +164,25 @@ def start_or_restore(
         saved_dataset=saved_progress["dataset"],
         dataset=identity,
     )
-    state, step, progress = store.restore(step, state)
+    graphdef, shapes = describe_train_state(config, data.scene)
+    state, step, progress = store.restore(step, shapes)
     for later in store.steps():
         if later > step:
             store.set_aside(later)
-    return state, progress
+    return graphdef, state, progress
+
+
+def describe_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, TrainState]:
+    """Build the train state with shapes for arrays: initialising only to restore costs seconds."""
+    graphdefs: list[nnx.GraphDef] = []
+
+    def create() -> TrainState:
+        graphdef, state = create_train_state(config, scene)
+        graphdefs.append(graphdef)
+        return state
+
+    shapes = jax.eval_shape(create)
+    return graphdefs[0], shapes
 
 
 def open_loader(config: Config, data: TrainingData, start_step: int) -> Loader:

@@ -47,6 +47,8 @@ Progress = dict[str, Any]
 _ITEMS = ("params", "train_state")
 _DIGEST = "digest.json"
 _PREFIX = "params/"
+_RESERVE = 1 << 18
+"""Bytes that the indices of a checkpoint take beside its arrays, with room to spare."""
 
 
 class CheckpointStore:
@@ -121,7 +123,9 @@ class CheckpointStore:
         old = self.path / str(step)
         if not old.exists():
             return None
-        names = (f"{step}.aside{number}" for number in ("", *(f"-{n}" for n in itertools.count(2))))
+        names = itertools.chain(
+            [f"{step}.aside"], (f"{step}.aside-{n}" for n in itertools.count(2))
+        )
         new = next(self.path / name for name in names if not (self.path / name).exists())
         old.rename(new)
         return new
@@ -364,7 +368,7 @@ def _reserve_space(path: Path, size: int) -> None:
     placeholder = path / "reserved"
     with placeholder.open("wb") as file:
         if sys.platform == "linux":
-            os.posix_fallocate(file.fileno(), 0, size + size // 8 + (1 << 18))
+            os.posix_fallocate(file.fileno(), 0, size + size // 8 + _RESERVE)
     placeholder.unlink()
 
 

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from types import TracebackType
-from typing import Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -38,14 +37,14 @@ class StopSignals:
         """128 + the signal's number, as shells report it; None until one comes."""
         return None if self.received is None else 128 + self.received
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopSignals":
         """Take over the two signals."""
         self._active = threading.current_thread() is threading.main_thread()
         if self._active:
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
             self._old_descriptor = signal.set_wakeup_fd(self._writer.fileno())
-            self._old_handlers = {n: signal.signal(n, lambda *_: None) for n in _SIGNALS}
+            self._old_handlers = {n: signal.signal(n, self._note) for n in _SIGNALS}
             self._thread = threading.Thread(target=self._watch, daemon=True, name="signals")
             self._thread.start()
         return self
@@ -66,17 +65,22 @@ class StopSignals:
             self._thread.join()
             self._reader.close()
 
+    def _note(self, number: int, _: object = None) -> None:
+        self.received = self.received or number
+
     def _watch(self) -> None:
+        count = 0
         while data := self._reader.recv(1):
             number = data[0]
             if number not in _SIGNALS:
                 continue
-            if self.received is not None:
+            count += 1
+            if count > 1:
                 os._exit(128 + number)
-            self.received = number
-            name = signal.Signals(number).name
+            self._note(number)
             print(
-                f"\n{name}: saving after the current step; send it again to stop at once",
+                f"\n{signal.Signals(number).name}: saving after the current step; send it again "
+                "to stop at once",
                 file=sys.stderr,
                 flush=True,
             )

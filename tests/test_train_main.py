@@ -1,0 +1,474 @@
+"""Training runs end to end: exact resuming, signals, damage, full disks, changed settings.
+
+Most tests put a model of a few parameters into the real training step, so that a run takes a
+second; the real model is trained in `test_the_real_model_resumes_exactly_in_a_new_process`.
+"""
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import hdvpd.train
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.loader import Loader
+from hdvpd.errors import UserError
+from hdvpd.experiments import read_toml, to_toml
+from hdvpd.model import Model
+from hdvpd.training import step as step_module
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.run_folder import config_identity, scene_from_json
+from hdvpd.training.step import make_train_step, make_validate
+from hdvpd.types import Batch
+
+
+class TinyModel(Model):
+    """Colours of a window from a linear map of its depth, with noise that the key decides."""
+
+    def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
+        del scene
+        self.map = nnx.Linear(2, 3, rngs=rngs)
+        self.horizon = config.train.horizon
+
+    def loss(self, batch: Batch, key: jax.Array) -> jax.Array:
+        depth_m = batch.frames.depth_m[:, 2:]
+        seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
+        colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255
+        noise = 0.1 * jax.random.normal(key, colour.shape)
+        return jnp.square(self.map(seen) + noise - colour).mean((0, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
+    """Train the tiny model; runs whose settings give the same programs share them."""
+    shared: dict[tuple[Callable[..., Any], str], Any] = {}
+
+    def sharing(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_once(config: Config, argument: Any) -> Any:
+            key = (make, config_identity(config))
+            if key not in shared:
+                shared[key] = make(config, argument)
+            return shared[key]
+
+        return make_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "Model", TinyModel)
+        for make in (make_train_step, make_validate):
+            patch.setattr(hdvpd.train, make.__name__, sharing(make))
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(debug_config: Config, synthetic_dataset: Path) -> Config:
+    """Six steps; a log window of 4 that checkpoints every 2 and validations every 3 cut across."""
+    return dataclasses.replace(
+        debug_config,
+        data=dataclasses.replace(debug_config.data, path=str(synthetic_dataset)),
+        train=dataclasses.replace(
+            debug_config.train,
+            num_steps=6,
+            schedule="piecewise",
+            learning_rates=(1e-2, 1e-3),
+            boundaries=(3,),
+            log_every=4,
+            validate_every=3,
+            validation_windows=3,
+            checkpoint_every=2,
+            keep_checkpoints=10,
+        ),
+    )
+
+
+def with_train(config: Config, **changes: Any) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def train(config: Config, run_dir: Path, **options: Any) -> None:
+    hdvpd.train.main(config, run_dir=run_dir, **options)
+
+
+def records(run_dir: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    lines = (run_dir / file).read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def params(run_dir: Path, step: int, config: Config) -> dict[str, bytes]:
+    """The bytes of a whole train state, by name."""
+    scene = scene_from_json((run_dir / "scene.json").read_text())
+    _, like = hdvpd.train.describe_train_state(config, scene)
+    state, _, _ = CheckpointStore(run_dir).restore(step, like)
+    leaves, _ = jax.tree.flatten_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def assert_same_run(actual: Path, expected: Path, config: Config) -> None:
+    """Every byte of the last state (optimiser and counters included) and of the log agree."""
+    last = CheckpointStore(expected).steps()[-1]
+    assert params(actual, last, config) == params(expected, last, config)
+    assert (actual / "metrics.jsonl").read_text() == (expected / "metrics.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run; tests read it, or copy it first."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    train(config, path)
+    return path
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def test_a_run_learns_and_logs(whole: Path, config: Config) -> None:
+    (header,) = records(whole, "run")
+    assert header["seed"] == config.train.seed
+    assert header["versions"]["jax"] == jax.__version__
+    assert [r["step"] for r in records(whole, "train")] == [4, 6]
+    assert [r["step"] for r in records(whole, "validation")] == [0, 3, 6]
+    assert CheckpointStore(whole).steps() == [0, 2, 4, 6]
+    losses = [r["loss"] for r in records(whole, "validation")]
+    assert losses[0] > losses[1] > losses[2]
+    assert read_toml(whole / "config.toml") == config
+    assert "jax==" in (whole / "env.txt").read_text()
+    assert (whole / "first_batch.png").stat().st_size > 0
+    for name in ("scene.json", "dataset.json", "git.txt"):
+        assert (whole / name).is_file()
+
+
+def test_two_runs_write_the_same_log(whole: Path, config: Config, tmp_path: Path) -> None:
+    train(config, tmp_path / "again")
+    assert_same_run(tmp_path / "again", whole, config)
+    train(with_train(config, seed=1), tmp_path / "other")
+    assert records(tmp_path / "other", "train") != records(whole, "train")
+
+
+def test_the_log_does_not_know_when_or_where(whole: Path, config: Config) -> None:
+    text = (whole / "metrics.jsonl").read_text()
+    for secret in (str(whole), config.data.path, socket.gethostname(), "time", "second"):
+        assert secret not in text
+
+
+def test_timing_is_reported(whole: Path, config: Config) -> None:
+    first, _ = records(whole, "train", "timing.jsonl")
+    assert first["steps_per_s"] > 0
+    assert 0 <= first["data_wait_share"] <= 1
+    particles = config.train.batch_size * config.train.horizon * config.model.num_particles
+    assert first["particles_per_s"] == pytest.approx(first["steps_per_s"] * particles, rel=0.01)
+    assert first["peak_rss_mib"] >= 10
+    assert len(records(whole, "checkpoint", "timing.jsonl")) == 4
+    assert [r["what"] for r in records(whole, "compile", "timing.jsonl")] == [
+        "the training step",
+        "the validation step",
+    ]
+
+
+def test_validation_always_sees_the_same(config: Config, tmp_path: Path) -> None:
+    still = with_train(config, learning_rates=(0.0, 0.0))
+    train(still, tmp_path / "run")
+    first, *others = [r["loss"] for r in records(tmp_path / "run", "validation")]
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_a_run_in_two_parts_equals_the_whole(
+    whole: Path, config: Config, tmp_path: Path, stop: int
+) -> None:
+    train(with_train(config, num_steps=stop), tmp_path / "parts")
+    train(config, tmp_path / "parts", resume="auto")
+    assert_same_run(tmp_path / "parts", whole, config)
+
+
+def test_resuming_reads_the_windows_that_were_not_read(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, list[int], list[int]]] = []
+    read_next = Loader.__next__
+
+    def watch(loader: Loader) -> tuple[int, Batch]:
+        step, batch = read_next(loader)
+        seen.append((step, np.asarray(batch.episode).tolist(), np.asarray(batch.start).tolist()))
+        return step, batch
+
+    monkeypatch.setattr(Loader, "__next__", watch)
+    long = with_train(config, num_steps=30, checkpoint_every=7)
+    train(long, tmp_path / "whole")
+    expected, seen[:] = list(seen), []
+    train(with_train(long, num_steps=11), tmp_path / "parts")
+    train(dataclasses.replace(long, data=dataclasses.replace(long.data, num_workers=4)),
+          tmp_path / "parts", resume="auto")  # fmt: skip
+    assert len(expected) == 30
+    assert seen == expected
+
+
+def test_resuming_from_an_earlier_step_repeats_the_rest(
+    whole: Path, copy: Path, config: Config, tmp_path: Path
+) -> None:
+    train(config, tmp_path / "elsewhere", resume=str(copy), step=2)
+    assert_same_run(copy, whole, config)
+    assert not (tmp_path / "elsewhere").exists()
+    names = {p.name for p in (copy / "checkpoints").iterdir()}
+    assert names == {"0", "2", "4", "6", "4.aside", "6.aside"}
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, copy: Path, config: Config) -> None:
+    train(config, copy, resume="auto")
+    assert_same_run(copy, whole, config)
+
+
+def test_resume_auto_starts_what_does_not_exist(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    train(config, tmp_path / "new", resume="auto")
+    assert_same_run(tmp_path / "new", whole, config)
+
+
+def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something after the batch of this step has been read, before it is used."""
+    read = hdvpd.train.device_batches
+
+    def device_batches(loader: Loader, count: int):
+        for number, batch in enumerate(read(loader, count), start=1):
+            if number == step:
+                act()
+            yield batch
+
+    monkeypatch.setattr(hdvpd.train, "device_batches", device_batches)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("step", [1, 3, 4, 6])
+def test_a_signal_saves_within_a_step_and_loses_nothing(
+    whole: Path, config: Config, tmp_path: Path, step: int, number: int, status: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(step, lambda: send(number), patch)
+        with pytest.raises(SystemExit) as stop:
+            train(config, tmp_path / "run")
+    assert stop.value.code == status
+    # The batch of a step is read while the step before it runs.
+    assert CheckpointStore(tmp_path / "run").steps()[-1] == max(step - 1, 0)
+    train(config, tmp_path / "run", resume="auto")
+    assert_same_run(tmp_path / "run", whole, config)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_a_validation_lost_to_a_signal_is_made_up_for(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(4, lambda: send(signal.SIGTERM), patch)
+        with pytest.raises(SystemExit):
+            train(config, tmp_path / "run")
+    assert CheckpointStore(tmp_path / "run").steps()[-1] == 3
+    assert [r["step"] for r in records(tmp_path / "run", "validation")] == [0]
+    train(config, tmp_path / "run", resume="auto")
+    assert [r["step"] for r in records(tmp_path / "run", "validation")] == [0, 3, 6]
+
+
+def test_records_after_the_checkpoint_are_cut_off(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    train(with_train(config, num_steps=3), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "3")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 400, "loss": 1}\n{"kind": "train", "ste')
+    train(config, tmp_path / "run", resume="auto")
+    assert_same_run(tmp_path / "run", whole, config)
+
+
+def test_a_damaged_checkpoint_costs_only_its_steps(
+    whole: Path, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    train(with_train(config, num_steps=4), run)
+    file = next(p for p in (run / "checkpoints" / "4").rglob("d/*") if p.is_file())
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="4 is damaged"):
+        train(config, run, resume="auto", step=4)
+    with caplog.at_level(logging.WARNING, "hdvpd"):
+        train(config, run, resume="auto")
+    assert "taking the one before it" in caplog.text
+    assert_same_run(run, whole, config)
+    assert (run / "checkpoints" / "4.aside").is_dir()
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(4, lambda: patch.setattr(os, "posix_fallocate", fail), patch)
+        with pytest.raises(UserError, match=r"checkpoints/4: No space left.*--resume auto"):
+            train(config, tmp_path / "run")
+    assert CheckpointStore(tmp_path / "run").steps() == [0, 2]
+    train(config, tmp_path / "run", resume="auto")
+    assert_same_run(tmp_path / "run", whole, config)
+
+
+def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the depth in the batches of these steps by NaN."""
+    read = hdvpd.train.device_batches
+
+    def device_batches(loader: Loader, count: int):
+        for number, batch in enumerate(read(loader, count), start=1):
+            depth_m = jnp.full_like(batch.frames.depth_m, jnp.nan)
+            frames = dataclasses.replace(batch.frames, depth_m=depth_m)
+            yield dataclasses.replace(batch, frames=frames) if number in steps else batch
+
+    monkeypatch.setattr(hdvpd.train, "device_batches", device_batches)
+
+
+def test_non_finite_steps_are_skipped_and_visible(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    poison({1, 4, 5}, monkeypatch)
+    train(with_train(config, max_nonfinite=3, num_steps=8), tmp_path / "run")
+    assert [r["step"] for r in records(tmp_path / "run", "skipped")] == [1, 4, 5]
+    first, second = records(tmp_path / "run", "train")
+    assert (first["nonfinite"], second["nonfinite"]) == (2, 1)
+    assert np.isfinite([first["loss"], first["grad_norm"], second["loss"]]).all()
+    assert "step 4: loss or gradient is not finite, step skipped" in capsys.readouterr().out
+    saved = [params(tmp_path / "run", step, config) for step in (2, 4, 6)]
+    weights = [{k: v for k, v in state.items() if "params" in k} for state in saved]
+    assert weights[0] != weights[1] != weights[2]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_too_many_skipped_steps_in_a_row_end_the_run(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    poison({3, 4, 5}, monkeypatch)
+    with pytest.raises(UserError, match=f"not finite in {limit} steps in a row"):
+        train(with_train(config, max_nonfinite=limit), tmp_path / "run")
+    assert len(records(tmp_path / "run", "skipped")) == limit
+    assert CheckpointStore(tmp_path / "run").sound_step() == 2
+
+
+def test_an_existing_run_is_not_written_over(whole: Path, config: Config) -> None:
+    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=r"already exists.*--resume auto.*--name"):
+        train(config, whole)
+    assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(config: Config, tmp_path: Path) -> None:
+    missing = dataclasses.replace(config, data=dataclasses.replace(config.data, path="nowhere"))
+    for wrong in (missing, with_train(config, horizon=50)):
+        with pytest.raises(UserError):
+            train(wrong, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_unknown_runs_and_steps_are_named(whole: Path, config: Config, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no run to resume at 'typo'.*whole"):
+        train(config, whole, resume="typo")
+    with pytest.raises(UserError, match=r"no checkpoint of step 5; it has \[0, 2, 4, 6\]"):
+        train(config, whole, resume="auto", step=5)
+    with pytest.raises(UserError, match=r"--step 5 chooses a checkpoint.*--resume"):
+        train(config, tmp_path / "new", step=5)
+
+
+def test_a_changed_setting_is_refused_by_name(whole: Path, config: Config) -> None:
+    with pytest.raises(UserError, match=r"train.clip_norm = 0.01, but this command says 0.5"):
+        train(with_train(config, clip_norm=0.5), whole, resume="auto")
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, latent_dim=64))
+    with pytest.raises(UserError, match=r"model.latent_dim = 32, but this command says 64"):
+        train(other, whole, resume="auto")
+    assert CheckpointStore(whole).sound_step() == 6
+
+
+def test_the_length_of_a_cosine_schedule_cannot_change(config: Config, tmp_path: Path) -> None:
+    cosine = with_train(config, schedule="cosine", num_steps=2)
+    train(cosine, tmp_path / "run")
+    with pytest.raises(UserError, match=r"train.num_steps = 2.*cosine"):
+        train(with_train(cosine, num_steps=4), tmp_path / "run", resume="auto")
+
+
+def test_data_may_move_but_not_change(
+    whole: Path, config: Config, tmp_path: Path, synthetic_dataset: Path
+) -> None:
+    def with_path(path: Path) -> Config:
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(path)))
+
+    parts = tmp_path / "parts"
+    train(with_train(config, num_steps=3), parts)
+    shutil.copytree(synthetic_dataset, tmp_path / "moved")
+    file = tmp_path / "moved" / "dataset.json"
+    original = file.read_text()
+    changed = json.loads(original) | {"rate_hz": 4.0}
+    file.write_text(json.dumps(changed))
+    with pytest.raises(UserError, match="data set with identity"):
+        train(with_path(tmp_path / "moved"), parts, resume="auto")
+    file.write_text(original)
+    train(with_path(tmp_path / "moved"), parts, resume="auto")
+    assert_same_run(parts, whole, config)
+
+
+def test_one_process_at_a_time(
+    whole: Path, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_again() -> None:
+        with pytest.raises(UserError, match="Another process is training in"):
+            train(config, tmp_path / "run", resume="auto")
+        tried.append(True)
+
+    tried: list[bool] = []
+    at_step(2, train_again, monkeypatch)
+    train(config, tmp_path / "run")
+    assert tried
+    assert_same_run(tmp_path / "run", whole, config)
+
+
+def test_the_step_transfers_nothing_implicitly(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def device_batches(loader: Loader, count: int):
+        for _ in range(count):
+            yield next(loader)[1]
+
+    monkeypatch.setattr(hdvpd.train, "device_batches", device_batches)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(config, tmp_path / "run")
+
+
+def test_the_real_model_resumes_exactly_in_a_new_process(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "Model", Model)
+    config = with_train(config, num_steps=4, validate_every=2, seed=5)
+    train(config, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "copy")
+    (tmp_path / "mine.toml").write_text(to_toml(config))
+    command = [sys.executable, "-m", "hdvpd", "train", str(tmp_path / "mine.toml"),
+               "--resume", str(tmp_path / "copy"), "--step", "2"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "compiled the training step in" in done.stdout
+    assert_same_run(tmp_path / "copy", tmp_path / "whole", config)
+    assert records(tmp_path / "whole", "train")[0]["loss_step_1"] > 0
