@@ -1,0 +1,207 @@
+"""GRF attention against the dense masked form and sampled walks; its two kernels compared."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+import pytest
+import references
+import scenes
+from flax import nnx
+
+from hdvpd.dynamics.grf_attention import GrfAttention, walk_attention, walk_graph
+
+KERNELS = ("xla", "host")
+MODULATION = np.array([1.1, 0.7, 0.4, 0.9], np.float32)
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request):
+    return request.param
+
+
+@functools.partial(jax.jit, static_argnames="kernels")
+def attend(query, key, value, modulation, neighbors, kernels):
+    graph = walk_graph(neighbors, modulation.shape[0] - 1, kernels)
+    return walk_attention(query, key, value, modulation, graph, kernels)
+
+
+def surface_neighbors(num_tokens, seed=0):
+    points = np.random.default_rng(seed).uniform(size=(num_tokens, 3)) * [1, 1, 0]
+    return references.nearest(points, points, 3, exclude_self=True)[0].astype(np.int32)
+
+
+def random_inputs(num_tokens, m=8, channels=5, seed=0):
+    """Positive query and key features and values."""
+    rng = np.random.default_rng(seed)
+    query, key = (np.maximum(rng.normal(size=(num_tokens, m)), 0) + 1e-3 for _ in range(2))
+    value = rng.normal(size=(num_tokens, channels))
+    return tuple(np.asarray(x, np.float32) for x in (query, key, value))
+
+
+def dense(query, key, value, modulation, neighbors):
+    return references.masked_attention(
+        query, key, value, references.walk_mask(neighbors, modulation)
+    )
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Inputs, neighbours and a cotangent of 24 tokens."""
+    cotangent = np.random.default_rng(9).normal(size=(24, 5)).astype(np.float32)
+    return (*random_inputs(24), MODULATION), surface_neighbors(24), cotangent
+
+
+def test_equals_the_dense_masked_form(kernels):
+    inputs, neighbors = random_inputs(256), surface_neighbors(256)
+    out = attend(*inputs, MODULATION, neighbors, kernels)
+    np.testing.assert_allclose(out, dense(*inputs, MODULATION, neighbors), atol=1e-5)
+
+
+def test_equals_twenty_seven_sampled_repelling_walks(kernels):
+    inputs, neighbors = random_inputs(48), surface_neighbors(48)
+    out = attend(*inputs, MODULATION, neighbors, kernels)
+    for seed in range(2):
+        shares = references.repelling_walks(neighbors, 3, 27, np.random.default_rng(seed))
+        mask = np.einsum("l,lij->ij", MODULATION, shares)
+        np.testing.assert_allclose(out, references.masked_attention(*inputs, mask), atol=1e-5)
+
+
+def test_weights_are_positive_and_sum_to_one(kernels):
+    (query, key, value), neighbors = random_inputs(48), surface_neighbors(48)
+    constant = attend(query, key, np.full_like(value, 3.7), MODULATION, neighbors, kernels)
+    np.testing.assert_allclose(constant, 3.7, rtol=1e-6)
+    # With identity values the output rows are the weights themselves.
+    weights = np.asarray(attend(query, key, np.eye(48, dtype=np.float32), MODULATION, neighbors,
+                                kernels))  # fmt: skip
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(1), 1.0, atol=1e-6)
+
+
+def test_without_hops_in_the_modulation_every_token_sees_itself(kernels):
+    (query, key, value), neighbors = random_inputs(24), surface_neighbors(24)
+    out = attend(query, key, value, np.array([2, 0, 0, 0], np.float32), neighbors, kernels)
+    np.testing.assert_allclose(out, value, rtol=1e-6)
+
+
+def test_relabelling_tokens_permutes_outputs(kernels):
+    (query, key, value), neighbors = random_inputs(24), surface_neighbors(24)
+    order = np.random.default_rng(1).permutation(24)
+    rank = np.argsort(order).astype(np.int32)
+    out = attend(query, key, value, MODULATION, neighbors, kernels)
+    again = attend(
+        query[order], key[order], value[order], MODULATION, rank[neighbors[order]], kernels
+    )
+    np.testing.assert_allclose(again, np.asarray(out)[order], atol=1e-6)
+
+
+def gradients(inputs, neighbors, cotangent, kernels):
+    def total(inputs):
+        return (attend(*inputs, neighbors, kernels) * cotangent).sum()
+
+    return jax.grad(total)(tuple(jnp.asarray(x) for x in inputs))
+
+
+def test_gradients_equal_finite_differences_of_the_dense_form(kernels, small):
+    inputs, neighbors, cotangent = small
+    grads = gradients(inputs, neighbors, cotangent, kernels)
+    rng = np.random.default_rng(2)
+    inputs = [np.float64(x) for x in inputs]
+    for i in range(4):
+        directions = [rng.normal(size=x.shape) * (i == j) for j, x in enumerate(inputs)]
+        expected = references.directional_derivative(
+            lambda *x: (dense(*x, neighbors) * cotangent).sum(), inputs, directions
+        )
+        assert np.vdot(grads[i], directions[i]) == pytest.approx(expected, rel=2e-4, abs=1e-5)
+
+
+def transformed(name, kernels, neighbors, cotangent):
+    """Return (value, gradients) of inputs with a leading axis of 2, by one of jax's means."""
+
+    def value(inputs):
+        return (attend(*inputs, neighbors, kernels) * cotangent).sum()
+
+    def scanned(inputs):
+        return jax.lax.scan(lambda carry, x: (carry + value(x), None), 0.0, inputs)[0]
+
+    total = {
+        "jit": lambda inputs: sum(value(jax.tree.map(lambda x, b=b: x[b], inputs)) for b in (0, 1)),
+        "vmap": lambda inputs: jax.vmap(value)(inputs).sum(),
+        "scan": scanned,
+        "checkpoint": jax.checkpoint(scanned),
+    }[name]
+    return jax.jit(jax.value_and_grad(total))
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "checkpoint"])
+def test_host_and_xla_agree_under_transformations(small, transform):
+    _, neighbors, cotangent = small
+    pair = [(*random_inputs(24, seed=seed), MODULATION + np.float32(seed)) for seed in (0, 1)]
+    stacked = tuple(jnp.asarray(np.stack(x)) for x in zip(*pair, strict=True))
+    (xla, xla_grads), (host, host_grads) = (
+        transformed(transform, kernels, neighbors, cotangent)(stacked) for kernels in KERNELS
+    )
+    np.testing.assert_allclose(host, xla, rtol=1e-5)
+    for one, other in zip(host_grads, xla_grads, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
+    inputs, neighbors, cotangent = small
+    threads = numba.get_num_threads()
+    results = []
+    try:
+        for count in {1, threads}:
+            numba.set_num_threads(count)
+            results.append(gradients(inputs, neighbors, cotangent, "host"))
+    finally:
+        numba.set_num_threads(threads)
+    for one, other in zip(results[0], results[-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def layer(kernels, dim=8):
+    graphdef, params = scenes.random_params(
+        lambda: GrfAttention(dim, 3, kernels=kernels, rngs=nnx.Rngs(0))
+    )
+    graph = jax.jit(lambda n: walk_graph(n, 3, kernels))(surface_neighbors(40))
+    return lambda tokens: scenes.apply(graphdef, params)(tokens, graph), graph
+
+
+def test_tokens_beyond_three_hops_have_exactly_no_influence(kernels):
+    apply, _ = layer(kernels)
+    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(40, 8)), jnp.float32)
+    jacobian = jax.jit(jax.jacrev(lambda x: apply(x)[jnp.array([0, 7, 20])]))(tokens)
+    seen = np.abs(jacobian).max(axis=(1, 3)) > 0
+    reach = references.walk_powers(surface_neighbors(40), 3).sum(0) > 0
+    assert reach.mean() < 0.5
+    np.testing.assert_array_equal(seen, reach[[0, 7, 20]])
+
+
+def test_impulse_beyond_three_hops_changes_no_bit(kernels):
+    apply, _ = layer(kernels)
+    tokens = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
+    apply = jax.jit(apply)
+    before = np.asarray(apply(tokens))
+    tokens[11] += 100.0
+    changed = (np.asarray(apply(tokens)) != before).any(1)
+    reach = references.walk_powers(surface_neighbors(40), 3).sum(0)[:, 11] > 0
+    np.testing.assert_array_equal(changed, reach)
+
+
+def test_initial_modulation_is_the_public_codes():
+    attention = GrfAttention(8, 3, kernels="xla", rngs=nnx.Rngs(0))
+    modulation = jax.nn.softplus(attention.raw_modulation[...])
+    np.testing.assert_allclose(modulation, np.exp(-0.01 * np.arange(4)), rtol=1e-6)
+
+
+def test_values_and_gradients_are_finite_over_magnitudes(kernels):
+    apply, _ = layer(kernels)
+    run = jax.jit(jax.value_and_grad(lambda x: (apply(x) ** 2).mean()))
+    direction = np.random.default_rng(4).normal(size=(40, 8)).astype(np.float32)
+    for scale in (0.0, 1e-6, 1e-2, 1e2, 1e6):
+        value, grads = run(scale * direction)
+        assert np.isfinite(value)
+        assert np.isfinite(grads).all()
