@@ -79,9 +79,6 @@ def simulate(
     """
     job = _Job(Path(out), episodes, steps, _parse_tasks(tasks), _parse_size(size), seed)
     _check(job, workers)
-    if workers > 1:
-        # Mesa's own threads only get in the way when every core has a process.
-        os.environ.setdefault("LP_NUM_THREADS", "0")
     done = set(writer.finished_episodes(job.out))
     missing = [n for n in range(episodes) if n not in done]
     if missing:
@@ -152,7 +149,7 @@ def _write_clip(job: _Job, number: int) -> int:
         "task": task,
         "seed": job.seed,
         "split": schema.split_of(number, job.episodes),
-        "success": clip.success(arrays["truth/object_to_world"]),
+        "success": bimanual_clip.is_reached(task, arrays["truth/object_to_world"]),
         "joint_positions_source": "measured",
         "joint_targets_source": "commanded",
         "objects": [{"name": name, "rgb": rgb} for name, rgb in zip(names, colors, strict=False)],
@@ -165,6 +162,8 @@ def _write_clip(job: _Job, number: int) -> int:
 def _start_worker() -> None:
     """Leave interrupts to the parent, and end when it is gone instead of waiting for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Mesa's own threads only get in the way when every core has a process.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     parent = multiprocessing.parent_process()
     if parent is None:
         return

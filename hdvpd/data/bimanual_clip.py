@@ -50,7 +50,7 @@ def simulate_clip(task: str, *, steps: int, size: tuple[int, int], seed: Sequenc
         path = joint_path(model, plans)
         if path is None:
             continue
-        states = _run_physics(model, path)
+        states = run_physics(model, path)
         if states is not None:
             return Clip(model, draw, path, states, size, attempt)
     raise UserError(
@@ -114,21 +114,23 @@ class Clip:
             result[f"cameras/{name}/camera_to_world"] = pose
         return result
 
-    def success(self, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool:
-        """Say whether the task was reached.
 
-        Args:
-          object_to_world: poses of the objects.
+def is_reached(task: str, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool:
+    """Say whether a clip's task was reached.
 
-        Returns:
-          Whether a can was lifted, or another object displaced, by `SUCCESS_DISTANCE`.
-        """
-        moved = object_to_world[:, :, :3, 3] - object_to_world[:1, :, :3, 3]
-        if self.draw.task == "can":
-            distance = moved[..., 2].max()
-        else:
-            distance = np.linalg.norm(moved[-1, :, :2], axis=-1).max()
-        return bool(distance >= SUCCESS_DISTANCE)
+    Args:
+      task: push, can or sweep.
+      object_to_world: poses of the objects.
+
+    Returns:
+      Whether a can was lifted, or another object displaced, by `SUCCESS_DISTANCE`.
+    """
+    moved = object_to_world[:, :, :3, 3] - object_to_world[:1, :, :3, 3]
+    if task == "can":
+        distance = moved[..., 2].max()
+    else:
+        distance = np.linalg.norm(moved[-1, :, :2], axis=-1).max()
+    return bool(distance >= SUCCESS_DISTANCE)
 
 
 def frame_poses(
@@ -267,8 +269,16 @@ def render(
     return rgb, np.where(depth_m < 0.999 * far, depth_m, np.float32(0))
 
 
-def _run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None:
-    """Follow the joint targets; None if the arms touch each other."""
+def run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None:
+    """Follow joint targets: settle at the first, then move linearly to the next in every step.
+
+    Args:
+      model: compiled MuJoCo model of the scene.
+      path: joint targets in the order of `scene.joint_names`.
+
+    Returns:
+      Generalised positions at every frame; None if the arms touch each other.
+    """
     mujoco = load_mujoco()
     data = mujoco.MjData(model)
     data.qpos[:] = with_joints(model, data.qpos[None], path[:1])[0]

@@ -215,7 +215,7 @@ _WORLD = """<light pos="1.6 -1.2 2.2" dir="-0.62 0.47 -1" type="spot" diffuse="0
 <geom name="pedestal" type="box" size="0.16 0.6 0.35" pos="-0.72 0 -0.37" rgba="0.2 0.2 0.22 1"/>"""
 
 
-def _numbers(*values: float) -> str:
+def _numbers(*values: float | int) -> str:
     # repr keeps every digit: rounding here would move objects between writer and reader.
     return " ".join(repr(float(v)) for v in values)
 

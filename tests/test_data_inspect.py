@@ -1,0 +1,84 @@
+import shutil
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from data_tools import chunk_file, replace_array
+
+from hdvpd.data.inspect import contact_sheet, inspect
+from hdvpd.data.store import Dataset
+from hdvpd.data.synthetic import write_synthetic_dataset
+from hdvpd.errors import UserError
+
+HEIGHT, WIDTH = 16, 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_synthetic_dataset(
+        tmp_path / "scene", episodes=3, steps=8, height=HEIGHT, width=WIDTH, seed=1
+    )
+    return tmp_path / "scene"
+
+
+def test_the_table_says_what_the_data_set_holds(path, capsys):
+    inspect(path)
+    words = capsys.readouterr().out
+    dataset = Dataset(path)
+    for word in (dataset.identity(), "3, of 9 frames", "2 Hz", "CC0-1.0", "cam0", "16x20", "swing",
+                 "11 kinematic points", "3 of 3", "measured", "commanded"):  # fmt: skip
+        assert word in words
+    depth = dataset.read(0, "cameras/cam0/depth")
+    nearest, farthest = depth[depth > 0].min(), depth.max()
+    assert f"{nearest:.2f} to {farthest:.2f} m" in words
+
+
+def test_the_contact_sheet_shows_evenly_spread_frames_of_every_camera(path):
+    sheet = iio.imread(inspect(path))
+    dataset = Dataset(path)
+    # Rows of colour and depth per camera, two pixels of gap each; six frames of nine.
+    assert sheet.shape == (4 * (HEIGHT + 2), 6 * WIDTH, 3)
+    for row, camera in enumerate(dataset.cameras):
+        rgb = dataset.read(0, f"cameras/{camera}/rgb")
+        top = 2 * row * (HEIGHT + 2)
+        for column, frame in enumerate((0, 2, 3, 5, 6, 8)):
+            tile = sheet[top : top + HEIGHT, column * WIDTH : (column + 1) * WIDTH]
+            np.testing.assert_array_equal(tile, rgb[frame])
+
+
+def test_depth_tiles_are_brighter_when_nearer_and_black_when_invalid(path):
+    depth = np.tile(np.linspace(1, 2, WIDTH, dtype=np.float32), (9, HEIGHT, 1))
+    depth[:, 0] = 0
+    replace_array(path, 0, "cameras/cam0/depth", depth)
+    dataset = Dataset(path)
+    sheet = contact_sheet(dataset, dataset.episodes[:1]).astype(int)
+    tile = sheet[HEIGHT + 2 : 2 * HEIGHT + 2, :WIDTH]
+    assert (tile[0] == 0).all()
+    brightness = tile[1].sum(axis=-1)
+    assert (np.diff(brightness) <= 0).all()
+    assert brightness[0] > brightness[-1] + 100
+
+
+@pytest.mark.parametrize("name", ["cameras/cam1/rgb", "robot/joint_targets", "time_s"])
+def test_a_missing_array_of_any_episode_is_named(path, name):
+    shutil.rmtree(path / "episodes/000002" / name)
+    with pytest.raises(UserError) as caught:
+        inspect(path)
+    assert name in str(caught.value)
+    assert "episode 2" in str(caught.value)
+
+
+def test_damage_in_what_is_shown_is_named(path):
+    file = chunk_file(path, 0, "cameras/cam1/depth")
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(UserError, match="cameras/cam1/depth"):
+        inspect(path)
+
+
+def test_a_frame_without_valid_depth_is_named(path):
+    depth = np.ones((9, HEIGHT, WIDTH), np.float32)
+    depth[8] = np.nan
+    replace_array(path, 0, "cameras/cam1/depth", depth)
+    with pytest.raises(UserError, match="frame 8 of episode 0"):
+        inspect(path)
