@@ -84,7 +84,7 @@ def make_train_step(
             return per_step.mean(), per_step
 
         (value, per_step), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
         # Zeros instead of NaN also keep the optimiser's own arithmetic finite.
         grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)
