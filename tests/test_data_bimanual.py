@@ -308,7 +308,7 @@ def test_link_frames_project_behind_the_surface_of_their_own_links(arrays):
         depth = arrays[f"cameras/{camera}/depth"][frame, i[seen], j[seen]]
         assert seen.mean() > 0.5
         # A frame lies inside its link or behind something nearer: never in front of a surface.
-        assert (local[seen][:, 2] - depth).min() > 0.0
+        assert (local[seen][:, 2] - depth).min() > 0.02
 
 
 def test_sky_has_no_depth_and_everything_that_matters_is_in_the_box(clip, arrays):
