@@ -187,7 +187,7 @@ def test_validation_always_sees_the_same(config: Config, tmp_path: Path) -> None
     assert others == [first, first]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("stop", [2, 3, 5])
 def test_a_run_in_two_parts_equals_the_whole(
     whole: Path, config: Config, tmp_path: Path, stop: int
 ) -> None:
@@ -253,8 +253,15 @@ def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(hdvpd.train, "device_batches", device_batches)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("step", [1, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("number", "status", "step"),
+    [
+        (signal.SIGTERM, 143, 1),
+        (signal.SIGINT, 130, 3),
+        (signal.SIGTERM, 143, 4),
+        (signal.SIGTERM, 143, 6),
+    ],
+)
 def test_a_signal_saves_within_a_step_and_loses_nothing(
     whole: Path, config: Config, tmp_path: Path, step: int, number: int, status: int
 ) -> None:
