@@ -1,7 +1,9 @@
 """The examples of docs/data-format.md run."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_writing_and_then_reading_as_documented(folder):
     reading, writing = blocks("python")
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(writing, names)
     exec(reading, names)
     batch = names["batch"]
@@ -35,8 +37,6 @@ def test_writing_and_then_reading_as_documented(folder):
 
 
 def test_the_documented_descriptions_are_valid():
-    import json
-
     dataset, episode = (json.loads(block) for block in blocks("json"))
     info = schema.parse_dataset(dataset, PAGE)
     assert info.robot.skeleton.num_points == 5

@@ -33,7 +33,7 @@ def test_without_a_skeleton_every_link_is_a_point_and_every_pair_a_segment(raw):
     assert len(skeleton.grippers) == skeleton.num_points == 11
 
 
-def _set(raw: dict[str, Any], path: str, value: Any) -> None:
+def _set(raw: Any, path: str, value: Any) -> None:
     *parents, last = path.split("/")
     for key in parents:
         raw = raw[int(key)] if isinstance(raw, list) else raw[key]

@@ -306,7 +306,7 @@ def test_resized_colour_averages_over_area():
     small = resize_rgb(noise, 6, 6)
     assert np.abs(small.astype(float) - 127.5).max() < 25
     # A ramp along the columns stays where it is: no half-pixel shift.
-    ramp = np.tile(np.arange(0, 240, 4, np.uint8)[None, None, :, None], (1, 8, 1, 3))
+    ramp = np.tile(np.arange(0, 240, 4, dtype=np.uint8)[None, None, :, None], (1, 8, 1, 3))
     centres = (np.arange(20) + 0.5) * 3 - 0.5
     expected = np.interp(centres, np.arange(60), ramp[0, 0, :, 0])
     np.testing.assert_allclose(resize_rgb(ramp, 8, 20)[0, 3, 1:-1, 0], expected[1:-1], atol=1)
