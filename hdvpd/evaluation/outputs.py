@@ -40,6 +40,9 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 def staging_folder(target: Path) -> Iterator[Path]:
     """Make a folder beside the final files, and remove it whatever happens.
 
+    The target is made too, before hours are spent on what then cannot be written, and removed
+    again if it stays empty.
+
     Args:
       target: where the files will end.
 
@@ -55,6 +58,8 @@ def staging_folder(target: Path) -> Iterator[Path]:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            target.rmdir()
 
 
 def publish(staging: Path, target: Path, report: Path) -> None:

@@ -159,7 +159,7 @@ def _step_table(lists: dict[str, Any], metric: str, steps: int) -> str:
         means, ci95 = lists[predictor][metric], lists[predictor][f"{metric}_ci95"]
         cells = [_number(means[s], ci95[s], metric) for s in range(steps)]
         rows.append([LABELS[predictor], *cells])
-    return _table([TITLES[metric], *(str(s) for s in range(steps))], rows)
+    return _table([TITLES[metric], *(f"step {s}" for s in range(steps))], rows)
 
 
 def _depth_table(summary: dict[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _depth_table(summary: dict[str, Any]) -> str:
             ("depth_within_1_25", "share within a factor of 1.25"),
         )
     ]
-    return _table(["Depth of the model", *(str(s) for s in steps)], rows)
+    return _table(["Depth of the model", *(f"step {s}" for s in steps)], rows)
 
 
 def _details(title: str, content: str) -> str:

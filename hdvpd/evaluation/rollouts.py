@@ -14,7 +14,7 @@ Random is only the choice of particles, a function of seed, episode and start fr
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -82,17 +82,17 @@ def compile_model(model: Model) -> CompiledModel:
     size = model.config.data.height, model.config.data.width
 
     @jax.jit
-    def encode(state: nnx.State, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
+    def encode(state: Any, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
         return nnx.merge(graphdef, state).encode(frames, key)
 
     @jax.jit
     def rollout(
-        state: nnx.State, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+        state: Any, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
     ) -> ParticleCloud:
         return nnx.merge(graphdef, state).rollout(previous, current, robot)
 
     @jax.jit
-    def render(state: nnx.State, cloud: ParticleCloud, camera: Camera) -> Rendering:
+    def render(state: Any, cloud: ParticleCloud, camera: Camera) -> Rendering:
         return render_image(nnx.merge(graphdef, state), cloud, camera, *size)
 
     @jax.jit

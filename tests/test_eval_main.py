@@ -1,0 +1,434 @@
+"""`hdvpd eval` end to end on the analytic scene, with a model that was never trained.
+
+The dynamics starts as the identity, so before training the prediction is the static render and
+actions change nothing: two exact statements about the whole chain. A second run has perturbed
+parameters, whose prediction must depend on the actions.
+"""
+
+import csv
+import dataclasses
+import itertools
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hdvpd import eval as evaluation
+from hdvpd import metrics
+from hdvpd.__main__ import main as command
+from hdvpd.config import Config, EvalConfig
+from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.store import Dataset
+from hdvpd.data.synthetic import write_synthetic_dataset
+from hdvpd.data.windows import read_window
+from hdvpd.errors import UserError
+from hdvpd.evaluation import curves, episodes, rollouts
+from hdvpd.model import Model
+from hdvpd.training.checkpoints import CheckpointStore, load_model
+from hdvpd.training.run_folder import describe_run
+from hdvpd.training.session import new_progress
+from hdvpd.training.step import create_train_state
+from hdvpd.types import Camera, ParticleCloud, Rendering
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Twenty episodes, of which 9 and 19 are held out."""
+    path = tmp_path_factory.mktemp("data") / "scene"
+    return write_synthetic_dataset(path, episodes=20, steps=4, height=32, width=40, seed=0)
+
+
+@pytest.fixture(scope="module")
+def config(debug_config, dataset):
+    return dataclasses.replace(
+        debug_config, data=dataclasses.replace(debug_config.data, path=str(dataset.path))
+    )
+
+
+def write_run(folder, config, dataset, noise):
+    """Save a run of untrained or perturbed parameters as training would."""
+    folder.mkdir(parents=True)
+    scene = dataset.scene_spec(config.data)
+    _, state = create_train_state(config, scene)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + np.asarray(noise * rng.normal(size=x.shape), x.dtype), state.params
+    )
+    files = describe_run(folder, config, scene, dataset_identity=dataset.identity())
+    CheckpointStore(folder).save(
+        3,
+        dataclasses.replace(state, params=params),
+        progress=new_progress(dataset.identity()),
+        files=files,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, config, dataset):
+    """The folders of an untrained and of a perturbed run, never written to by a test."""
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        "fresh": write_run(root / "fresh", config, dataset, 0.0),
+        "noisy": write_run(root / "noisy", config, dataset, 0.1),
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, runs):
+    """Both runs evaluated together."""
+    out = tmp_path_factory.mktemp("out") / "both"
+    evaluation.main(list(runs.values()), out=out, overrides=["--eval.num-videos", "1"])
+    return out
+
+
+@pytest.fixture
+def summaries(compared):
+    return json.loads((compared / "metrics.json").read_text())["runs"]
+
+
+def test_before_training_the_prediction_is_the_static_render(summaries):
+    for metric in curves.METRICS:
+        fresh = summaries["fresh"]
+        np.testing.assert_allclose(
+            np.array(fresh["model"][metric], float),
+            np.array(fresh["static_render"][metric], float),
+            rtol=1e-5,
+        )
+        assert fresh["model"][metric] == fresh["shuffled_actions"][metric]
+
+
+def test_a_model_with_dynamics_differs_from_static_render_and_heeds_the_actions(summaries):
+    noisy = summaries["noisy"]
+    assert noisy["model"]["psnr"] != noisy["static_render"]["psnr"]
+    assert noisy["model"]["psnr"] != noisy["shuffled_actions"]["psnr"]
+
+
+def whitened(rgb, depth_m, scene, far, camera):
+    """Colours in float64, white where there is no particle, written out pixel by pixel."""
+    height, width = depth_m.shape
+    image = rgb.astype(np.float64) / 255
+    for i, j in np.ndindex(height, width):
+        z = float(depth_m[i, j])
+        fx, fy = camera.intrinsics[0, 0], camera.intrinsics[1, 1]
+        cx, cy = camera.intrinsics[0, 2], camera.intrinsics[1, 2]
+        local = np.array([(j + 0.5 - cx) / fx, (i + 0.5 - cy) / fy, 1.0]) * z
+        point = camera.camera_to_world[:3, :3].astype(float) @ local
+        point = point + camera.camera_to_world[:3, 3]
+        inside = np.all((point >= scene.workspace_min) & (point <= scene.workspace_max))
+        if not (z > 0 and inside and np.linalg.norm(local) <= far):
+            image[i, j] = 1.0
+    return image
+
+
+def test_copying_the_last_frame_is_scored_exactly(summaries, dataset, config):
+    scene = dataset.scene_spec(config.data)
+    values = np.empty((2, 2, STEPS, 4))
+    for (e, number), view in itertools.product(enumerate((9, 19)), range(2)):
+        frames = read_window(dataset, number, 0, 2 + STEPS, config.data).frames
+        images = [
+            whitened(
+                frames.rgb[f, view],
+                frames.depth_m[f, view],
+                scene,
+                config.render.far,
+                Camera(
+                    intrinsics=frames.camera.intrinsics[f, view],
+                    camera_to_world=frames.camera.camera_to_world[f, view],
+                ),
+            )
+            for f in range(1, 2 + STEPS)
+        ]
+        for step in range(STEPS):
+            last, truth = images[0], images[1 + step]
+            moving = metrics.moving_pixels(truth, last, 0.1)
+            values[e, view, step] = metrics.score_frame(last, truth, moving)
+    assert np.isfinite(values).all()
+    for i, metric in enumerate(curves.METRICS):
+        found = summaries["fresh"]["copy_last_frame"]
+        np.testing.assert_allclose(found[metric], values[..., i].mean((0, 1)), atol=1e-5)
+        for view, camera in enumerate(dataset.cameras):
+            by_camera = summaries["fresh"]["cameras"][camera]["copy_last_frame"][metric]
+            np.testing.assert_allclose(by_camera, values[:, view, :, i].mean(0), atol=1e-5)
+
+
+def test_scores_agree_with_the_written_pictures(compared):
+    with (compared / "episodes.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["run"] == "noisy" and r["episode"] == "9"]
+    folder = compared / "frames" / "noisy" / "episode-0009"
+    for row in rows:
+        if row["predictor"] != "model":
+            continue
+        stem = f"{row['camera']}-step-{int(row['step']):02d}"
+        truth, prediction = (
+            np.asarray(Image.open(folder / f"{stem}-{kind}.png")) / 255
+            for kind in ("truth", "prediction")
+        )
+        # Rounding to 256 levels moves SSIM a little.
+        assert metrics.ssim(prediction, truth) == pytest.approx(float(row["ssim"]), abs=0.01)
+        assert metrics.psnr(prediction, truth) == pytest.approx(float(row["psnr"]), abs=0.05)
+
+
+def test_evaluating_twice_gives_the_same_bytes_and_leaves_one_result(compared, runs):
+    names = ("metrics.json", "metrics.csv", "episodes.csv", "ssim.png")
+    before = {name: (compared / name).read_bytes() for name in names}
+    evaluation.main(list(runs.values()), out=compared, overrides=["--eval.num-videos", "0"])
+    assert {name: (compared / name).read_bytes() for name in names} == before
+    assert not list(compared.glob("previous-*"))
+    # Videos of the equal evaluation before stay, too.
+    assert (compared / "videos" / "noisy" / "episode-0009.mp4").is_file()
+
+
+@pytest.fixture
+def run_copy(tmp_path, runs):
+    return shutil.copytree(runs["noisy"], tmp_path / "runs" / "noisy")
+
+
+def test_one_run_is_evaluated_into_its_own_folder(run_copy, capsys):
+    assert command(["eval", str(run_copy), "--steps", "1", "--eval.num-episodes", "1"]) == 0
+    folder = run_copy / "eval"
+    summary = json.loads((folder / "metrics.json").read_text())
+    assert summary["steps"] == 1
+    assert summary["episodes"] == 1
+    assert summary["windows"] == [{"episode": 9, "start": 0, "actions_from": 19}]
+    assert len(summary["model"]["ssim"]) == 1
+    assert summary["model"]["depth_abs_rel"][0] > 0
+    video = folder / "videos" / "episode-0009.mp4"
+    page = (run_copy / "report" / "index.html").read_text()
+    for path in (video, folder / "ssim.png", folder / "frames" / "episode-0009" / "step-00.png"):
+        assert path.stat().st_size > 100
+    assert "data:video/mp4;base64," in page
+    printed = capsys.readouterr().out
+    for path in (video, folder / "ssim.png", run_copy / "report" / "index.html"):
+        assert str(path) in printed
+    assert not list(folder.glob(".partial-*"))
+
+    # Other results do not overwrite these.
+    old = (folder / "metrics.json").read_bytes()
+    evaluation.main([run_copy], overrides=["--eval.num-episodes", "1", "--eval.num-videos", "0"])
+    kept = folder / "previous-1"
+    assert (kept / "metrics.json").read_bytes() == old
+    assert (kept / "videos" / "episode-0009.mp4").is_file()
+    assert (kept / "report.html").read_text() == page
+    assert json.loads((folder / "metrics.json").read_text())["steps"] == STEPS
+
+
+def test_every_part_is_traced_once_for_all_windows_steps_and_cameras(
+    monkeypatch, runs, dataset, config
+):
+    traces = {"encode": 0, "rollout": 0, "render": 0}
+
+    def count(name):
+        original = getattr(Model, name)
+
+        def counted(*args, **kwargs):
+            traces[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(Model, name, counted)
+
+    for name in traces:
+        count(name)
+    model, *_ = load_model(runs["noisy"])
+    said = []
+    result = episodes.evaluate_run("noisy", model, config, dataset, say=said.append)
+    assert result.scores.episodes == (9, 19)
+    assert len(said) == 2
+    assert traces == {"encode": 1, "rollout": 1, "render": 1}
+
+
+def moving_camera(steps, views, moved):
+    poses = np.broadcast_to(np.eye(4, dtype=np.float32), (steps, views, 4, 4)).copy()
+    if moved:
+        poses[:, :, 0, 3] = np.arange(steps)[:, None]
+    return Camera(
+        intrinsics=np.broadcast_to(np.eye(3, dtype=np.float32), (steps, views, 3, 3)),
+        camera_to_world=poses,
+    )
+
+
+def unused(*arguments):
+    raise AssertionError(arguments)
+
+
+@pytest.mark.parametrize(("moved", "renders"), [(False, 2), (True, 8)])
+def test_a_cloud_that_rests_is_rendered_once_per_resting_camera(moved, renders):
+    calls = []
+
+    def render(cloud, camera):
+        calls.append(camera)
+        x = np.float32(camera.camera_to_world[0, 3])
+        return Rendering(
+            rgb=np.full((3, 4, 3), x), depth_m=np.full((3, 4), x), acc=np.full((3, 4), x)
+        )
+
+    compiled = rollouts.CompiledModel(unused, unused, render, unused)
+    cloud = ParticleCloud(
+        positions=np.zeros((5, 3), np.float32),
+        features=np.zeros((5, 2), np.float32),
+        mask=np.ones(5, bool),
+    )
+    rgb, depth_m = rollouts.render_clouds(compiled, [cloud] * 4, moving_camera(4, 2, moved))
+    assert len(calls) == renders
+    np.testing.assert_array_equal(rgb[:, 1, 2, 3, 0], np.arange(4) if moved else np.zeros(4))
+    assert depth_m.shape == (4, 2, 3, 4)
+
+
+class Listed(Dataset):
+    """A data set of which only lengths and splits exist."""
+
+    def __init__(self, lengths, splits):
+        self.path = "data/listed"
+        self.episodes = tuple(
+            EpisodeInfo(n, length, "push", split)
+            for n, (length, split) in enumerate(zip(lengths, splits, strict=True))
+        )
+        self._by_number = {e.number: e for e in self.episodes}
+
+
+def test_every_episode_lends_its_actions_once():
+    listed = Listed([9, 9, 9, 9], ["train", "test", "test", "test"])
+    windows = episodes.select_windows(listed, EvalConfig(num_steps=4))
+    assert [(w.episode, w.lender) for w in windows] == [(1, 2), (2, 3), (3, 1)]
+
+
+def test_a_lender_has_the_same_frames():
+    listed = Listed([9, 12, 12, 9], ["validation", "test", "test", "test"])
+    settings = EvalConfig(num_steps=4, windows_per_episode=2)
+    windows = episodes.select_windows(listed, settings)
+    assert [(w.episode, w.start, w.lender) for w in windows] == [
+        (1, 0, 2), (1, 3, 2), (2, 0, 3), (2, 3, 3), (3, 0, 1), (3, 2, 1),
+    ]  # fmt: skip
+    listed = Listed([12, 12, 8, 12], ["train", "test", "test", "validation"])
+    assert episodes.find_lender(listed, 1, 9) == 3
+    assert episodes.find_lender(listed, 1, 8) == 2
+
+
+def test_without_another_episode_there_is_no_control():
+    with pytest.raises(UserError, match="needs the actions of another episode"):
+        episodes.select_windows(Listed([9], ["test"]), EvalConfig(num_steps=4))
+
+
+def test_an_episode_too_short_for_the_rollout_stops_the_evaluation():
+    listed = Listed([30, 21, 30], ["test", "test", "test"])
+    with pytest.raises(UserError, match=r"episode 1 .* has 21 frames.*need 26.*--steps 19"):
+        episodes.select_windows(listed, EvalConfig(num_steps=24))
+    windows = episodes.select_windows(listed, EvalConfig(num_steps=24, skip_short=True))
+    assert [w.episode for w in windows] == [0, 2]
+
+
+def test_episodes_are_averaged_over_their_windows():
+    ones, nan = np.ones((4, 2, 3, 4)), np.full((4, 2, 3, 4), np.nan)
+    depth = np.zeros((2, 3, 2))
+    scored = {5: [(ones, depth), (3 * ones, depth + 1)], 7: [(nan, depth), (ones, depth)]}
+    scores = episodes.collect_scores("demo", ("a", "b"), scored)
+    assert scores.episodes == (5, 7)
+    np.testing.assert_array_equal(scores.images[0], 2 * ones)
+    np.testing.assert_array_equal(scores.images[1], ones)
+    np.testing.assert_array_equal(scores.depth[0], depth + 0.5)
+
+
+def failing(capsys, *words):
+    assert command(["eval", *map(str, words)]) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
+
+
+def test_a_missing_run_is_named_with_a_remedy(tmp_path, capsys):
+    message = failing(capsys, tmp_path / "nothing")
+    assert "nothing is no run folder" in message
+    assert "hdvpd train" in message
+
+
+def test_a_run_without_checkpoint_is_refused(tmp_path, runs, capsys):
+    (tmp_path / "empty").mkdir()
+    shutil.copy(runs["noisy"] / "config.toml", tmp_path / "empty")
+    assert "no checkpoints/" in failing(capsys, tmp_path / "empty")
+    assert "no checkpoint of step 99" in failing(capsys, runs["noisy"], "--step", 99)
+    assert not (tmp_path / "empty" / "eval").exists()
+
+
+def test_missing_data_is_named_and_can_be_replaced(run_copy, tmp_path, capsys):
+    message = failing(capsys, run_copy, "--data.path", tmp_path / "gone")
+    assert "There is no data set at" in message
+    assert "--data.path" in message
+
+
+def test_more_steps_than_frames_are_refused(run_copy, capsys):
+    message = failing(capsys, run_copy, "--steps", 24)
+    assert "episode 9" in message
+    assert "5 frames" in message
+    assert "--steps 3 or less" in message
+
+
+def test_a_trained_model_cannot_be_asked_to_be_another(run_copy, capsys):
+    message = failing(capsys, run_copy, "--model.num-layers", 3)
+    assert "model.num_layers = 3" in message
+    assert "trained with 2" in message
+
+
+def test_a_data_set_of_another_robot_is_refused(run_copy, dataset, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(dataset.path, other)
+    info = json.loads((other / "dataset.json").read_text())
+    info["workspace"]["max"][2] += 0.25
+    (other / "dataset.json").write_text(json.dumps(info))
+    message = failing(capsys, run_copy, "--data.path", other)
+    assert "trained for" in message
+    assert str(other) in message
+
+
+def test_several_runs_need_a_place_and_the_same_frames(runs, tmp_path, config, dataset, capsys):
+    pair = list(runs.values())
+    assert "--out DIR" in failing(capsys, *pair)
+    assert "named twice" in failing(capsys, pair[0], pair[0], "--out", tmp_path / "out")
+    render = dataclasses.replace(config.render, far=1.5)
+    other = write_run(
+        tmp_path / "short-sighted", dataclasses.replace(config, render=render), dataset, 0.1
+    )
+    message = failing(capsys, pair[0], other, "--out", tmp_path / "out", "--eval.num-episodes", 1)
+    assert "far is 2.0 and 1.5" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_the_same_name_are_told_apart(runs, tmp_path):
+    twin = shutil.copytree(runs["noisy"], tmp_path / "noisy")
+    assert list(evaluation.find_runs([runs["fresh"], twin])) == ["fresh", "noisy"]
+    names = list(evaluation.find_runs([runs["noisy"], twin]))
+    assert names == [runs["noisy"].as_posix(), twin.as_posix()]
+
+
+def test_an_unwritable_place_is_named_and_keeps_what_was_there(run_copy, capsys):
+    (run_copy / "eval").write_text("mine")
+    message = failing(capsys, run_copy)
+    assert f"Could not write {run_copy / 'eval'}" in message
+    assert (run_copy / "eval").read_text() == "mine"
+
+
+def test_a_prediction_that_is_not_finite_is_not_silently_left_out(runs, dataset, config):
+    model, *_ = load_model(runs["noisy"])
+    compiled = rollouts.compile_model(model)
+    size = config.data.height, config.data.width
+    broken = dataclasses.replace(
+        compiled,
+        render=lambda cloud, camera: Rendering(
+            rgb=np.full((*size, 3), np.nan, np.float32),
+            depth_m=np.ones(size, np.float32),
+            acc=np.ones(size, np.float32),
+        ),
+    )
+    batch = read_window(dataset, 9, 0, 2 + STEPS, config.data)
+    with pytest.raises(UserError, match="rollout step 0 in episode 9"):
+        rollouts.evaluate_window(broken, batch, batch, seed=0, moving_threshold=0.1)
+
+
+def test_every_changeable_flag_exists():
+    for key in evaluation._CHANGEABLE:
+        section, name = key.split(".")
+        assert hasattr(getattr(Config(), section), name)
