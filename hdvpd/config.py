@@ -82,6 +82,10 @@ class ModelConfig:
     """Out-degree of the walk graph (paper)."""
     num_hops: int = 3
     """Hops of every walk (paper)."""
+    position_frequencies: int = 4
+    """Octaves of sines and cosines in the position embedding; 0 is linear (spec's default)."""
+    carry: bool = True
+    """Give particles the features of the kinematic points at their place (not in the paper)."""
     max_displacement: float = 0.25
     """Bound of the position change per step and coordinate [m] (paper)."""
     position_embedding: bool = True
@@ -117,6 +121,8 @@ class ModelConfig:
             self.unet_channels,
             "give one or more multiples of 8 (GroupNorm has groups of 8)",
         )
+        _require(self.position_frequencies >= 0, "model.position_frequencies",
+                 self.position_frequencies, "use 0 or a positive number")  # fmt: skip
         _require(self.max_displacement > 0, "model.max_displacement", self.max_displacement,
                  "use a positive length")  # fmt: skip
 
@@ -148,7 +154,7 @@ class RenderConfig:
     mlp_depth: int = 2
     """Hidden layers of the NeRF MLP."""
     density_scale: float = 100.0
-    """Density is density_scale * softplus(raw - 1) per metre."""
+    """Density is density_scale * softplus(raw) per metre, times the widest kernel's weight up to 1."""
     cutoff: float = 0.15
     """Samples farther than this from every particle are empty [m]."""
     chunk_rays: int = 2048
@@ -192,7 +198,10 @@ class TrainConfig:
     horizon: int = 6
     """Predicted frames per window (paper)."""
     num_rays: int = 128
-    """Rays per window and predicted frame, uniform over all cameras' pixels (paper: 128)."""
+    """Rays per window and predicted frame, over all cameras' pixels (paper: 128)."""
+    moving_ray_weight: float = 1.0
+    """How much likelier a ray goes to a pixel that changed since the last observed frame than to
+    another; 1 is uniform (default for the paper)."""
     schedule: Literal["piecewise", "cosine"] = "piecewise"
     """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
     learning_rates: tuple[float, ...] = (3e-4, 1e-4)
@@ -259,6 +268,8 @@ class TrainConfig:
             self.warmup_steps,
             f"it must lie between 0 and train.num_steps = {self.num_steps}",
         )
+        _require(self.moving_ray_weight > 0, "train.moving_ray_weight", self.moving_ray_weight,
+                 "use a positive number")  # fmt: skip
         _require(self.clip_norm > 0, "train.clip_norm", self.clip_norm, "use a positive norm")
         _require(self.validate_every >= 0, "train.validate_every", self.validate_every,
                  "use 0 or a positive number")  # fmt: skip

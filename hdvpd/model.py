@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, PRNGKey
-from hdvpd.config import Config, SceneSpec
+from hdvpd.array_typing import Array, Float, Int, PRNGKey
+from hdvpd.config import Config, SceneSpec, TrainConfig
 from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import subsample, visible_points, white_targets
@@ -97,8 +97,14 @@ class Model(nnx.Module):
 
         clouds = jax.vmap(predict)(batch.frames, batch.robot, jax.random.split(encode_key, size))
         future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
-        rays, target = sample_rays(future, self.white_targets(future),
-                                   self.config.train.num_rays, ray_key)  # fmt: skip
+        last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
+        rays, target = sample_rays(
+            future,
+            self.white_targets(future),
+            self.white_targets(last_observed),
+            self.config.train,
+            ray_key,
+        )
         steps = target.shape[1]
         with jax.named_scope("render"):
             grouped = jax.tree.map(lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays))
@@ -106,22 +112,33 @@ class Model(nnx.Module):
         return ray_l2(rendering.rgb.reshape(target.shape), target)
 
 
+# A pixel counts as moving if a channel changed by more than this since the last observed frame.
+_MOVING_THRESHOLD = 0.1
+
+
 def sample_rays(
-    frames: RgbdFrames, target: Float[Array, "b s v h w 3"], num_rays: int, key: PRNGKey
+    frames: RgbdFrames,
+    target: Float[Array, "b s v h w 3"],
+    last_observed: Float[Array, "b 1 v h w 3"],
+    config: TrainConfig,
+    key: PRNGKey,
 ) -> tuple[Rays, Float[Array, "b s r 3"]]:
-    """Draw pixels uniformly over all views, independently per window and step.
+    """Draw pixels over all views, independently per window and step.
 
     Args:
       frames: predicted frames, axes (b s v); only cameras are read.
-      target: whitened colours.
-      num_rays: rays per window and step.
+      target: whitened colours of the predicted frames.
+      last_observed: whitened colours of the last observed frame.
+      config: how many rays, and how much likelier a moving pixel is drawn (1: uniform).
       key: draws the pixels.
 
     Returns:
       Rays with axes (b s r) and the colours they should see.
     """
     *batch, views, height, width, _ = target.shape
-    drawn = jax.random.randint(key, (*batch, num_rays), 0, views * height * width)
+    moving = (jnp.abs(target - last_observed) > _MOVING_THRESHOLD).any(-1)
+    weights = jnp.where(moving.reshape(*batch, -1), config.moving_ray_weight, 1.0)
+    drawn = _draw(weights, config.num_rays, key)
     view, pixel = drawn // (height * width), drawn % (height * width)
     centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
 
@@ -139,6 +156,15 @@ def sample_rays(
     )
     flat = target.reshape(*batch, -1, 3)
     return rays, jnp.take_along_axis(flat, drawn[..., None], axis=2)
+
+
+def _draw(weights: Float[Array, "b s a"], count: int, key: PRNGKey) -> Int[Array, "b s r"]:
+    """Draw indices with replacement, with probabilities proportional to weights."""
+    cdf = jnp.cumsum(weights, axis=-1)
+    uniform = jax.random.uniform(key, (*weights.shape[:-1], count)) * cdf[..., -1:]
+    find = jax.vmap(jax.vmap(lambda c, u: jnp.searchsorted(c, u, side="right")))
+    # Rounding may put the largest draw at the end of the distribution.
+    return jnp.minimum(find(cdf, uniform), weights.shape[-1] - 1).astype(jnp.int32)
 
 
 def render_image(

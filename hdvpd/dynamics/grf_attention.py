@@ -64,7 +64,7 @@ def _walk_attention_host(
     return _host_forward(query, key, value, modulation, graph)[0]
 
 
-def _host_forward(query, key, value, modulation, graph):  # noqa: ANN001, ANN202
+def _host_forward(query, key, value, modulation, graph):
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         from hdvpd.dynamics import walks_host
 
@@ -80,7 +80,7 @@ def _host_forward(query, key, value, modulation, graph):  # noqa: ANN001, ANN202
     return out, ((query, key, value, modulation), graph, (out, weights, normalizer))
 
 
-def _host_backward(residuals, out_bar):  # noqa: ANN001, ANN202
+def _host_backward(residuals, out_bar):
     primals, graph, saved = residuals
 
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -14,6 +14,36 @@ from hdvpd.neighbors import knn
 from hdvpd.types import ParticleCloud, RobotPoints
 
 _POINT_EMBEDDING_DIM = 16
+# Motion of the robot per step is centimetres: in this unit it is of order one.
+_MOTION_SCALE_M = 0.05
+# A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
+_CARRY_BANDWIDTH_M = 0.05
+_CARRY_REACH_M = 0.1
+
+
+def carry_weights(
+    positions: Float[Array, "n 3"], points: Float[Array, "p 3"]
+) -> Float[Array, "n p"]:
+    """Say how much each kinematic point of the robot carries each particle.
+
+    Args:
+      positions: particles [m].
+      points: kinematic points of the same time step [m].
+
+    Returns:
+      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / 10 cm)^2),
+      which lets go of what is far from the robot.
+    """
+    squared = jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
+    reach = jnp.exp(-squared.min(axis=1, initial=jnp.inf) / _CARRY_REACH_M**2)
+    return jax.nn.softmax(-squared / _CARRY_BANDWIDTH_M**2, axis=1) * reach[:, None]
+
+
+def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[Array, "t d"]:
+    """Return x with sin and cos of pi 2^j x, j < num_frequencies: wavelengths 2 m, 1 m, ...."""
+    angles = x[:, None] * (jnp.pi * 2.0 ** jnp.arange(num_frequencies))[None, :, None]
+    angles = angles.reshape(x.shape[0], 3 * num_frequencies)
+    return jnp.concatenate([x, jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 class Mlp(nnx.Module):
@@ -31,14 +61,22 @@ class Mlp(nnx.Module):
 class Tokens(nnx.Module):
     """Turn both clouds and the robot's three poses into tokens (spec 5.1).
 
-    Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t.
+    Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t. Beyond
+    the spec a particle's token also holds the features of the kinematic points at its place, so
+    that it knows from the start which link it is on and where that link is going; attention alone
+    took far longer to find out (docs/results.md). `model.carry = false` leaves it out.
     """
 
     def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
         dim = config.latent_dim
         self.particle = nnx.Linear(config.feature_dim, dim, rngs=rngs)
         self.point = nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
-        self.position = nnx.Linear(3, dim, use_bias=False, rngs=rngs)
+        carry = config.carry and scene.num_robot_points > 0
+        self.carried = (
+            nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, use_bias=False, rngs=rngs) if carry else None
+        )
+        self.num_frequencies = config.position_frequencies
+        self.position = nnx.Linear(3 + 6 * self.num_frequencies, dim, use_bias=False, rngs=rngs)
         normal = nnx.initializers.normal(0.02)
         self.time = nnx.Param(normal(rngs.params(), (3, dim)))
         self.kind = nnx.Param(normal(rngs.params(), (2, dim)))
@@ -52,36 +90,41 @@ class Tokens(nnx.Module):
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
     ) -> tuple[Float[Array, "t d"], Float[Array, "t 3"], Bool[Array, "t"]]:
         """Return tokens, their positions and which are real."""
-        features = jnp.concatenate([previous.features, current.features])
-        num_particles = features.shape[0] // 2
+        num_particles = previous.features.shape[0]
         num_points = robot.positions.shape[1]
-        time = self.time[...]
-        scene_time = jnp.repeat(time[:2], num_particles, axis=0)
-        robot_time = jnp.repeat(time, num_points, axis=0)
-        kind = self.kind[...]
-        tokens = jnp.concatenate(
-            [
-                self.particle(features) + scene_time + kind[0][None],
-                self.point(self._point_features(robot)) + robot_time + kind[1][None],
-            ]
-        )
+        time, kind = self.time[...], self.kind[...]
+        points = self._point_features(robot)
+        scene = self.particle(jnp.concatenate([previous.features, current.features]))
+        if self.carried is not None:
+            scene += self.carried(
+                jnp.concatenate(
+                    [
+                        carry_weights(cloud.positions, robot.positions[slice_]) @ points[slice_]
+                        for slice_, cloud in enumerate((previous, current))
+                    ]
+                )
+            )
+        scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
+        skeleton = self.point(points.reshape(3 * num_points, -1))
+        skeleton += jnp.repeat(time, num_points, axis=0) + kind[1][None]
+        tokens = jnp.concatenate([scene, skeleton])
         positions = jnp.concatenate(
             [previous.positions, current.positions, robot.positions.reshape(-1, 3)]
         )
         if self.use_position:
-            tokens += self.position(positions - jnp.asarray(self.center)[None])
+            from_center = positions - jnp.asarray(self.center)[None]
+            tokens += self.position(fourier_features(from_center, self.num_frequencies))
         points_mask = jnp.ones((3 * num_points,), bool)
         return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
 
-    def _point_features(self, robot: RobotPoints) -> Float[Array, "u d"]:
+    def _point_features(self, robot: RobotPoints) -> Float[Array, "3 p d"]:
         """Identity, gripper opening and displacement to the same point at t (spec 4)."""
-        displacement = robot.positions[-1:] - robot.positions
+        displacement = (robot.positions[-1:] - robot.positions) / _MOTION_SCALE_M
         identity = jnp.broadcast_to(
             self.point_embedding[...][None],
             (*robot.positions.shape[:2], _POINT_EMBEDDING_DIM),
         )
-        point = jnp.concatenate([identity, robot.gripper[..., None], displacement], axis=-1)
-        return point.reshape(-1, point.shape[-1])
+        return jnp.concatenate([identity, robot.gripper[..., None], displacement], axis=-1)
 
 
 class Block(nnx.Module):

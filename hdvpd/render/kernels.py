@@ -83,7 +83,7 @@ def _annular_sums_host(
     return _host_forward(shape, positions, features, queries, indices, found)[0]
 
 
-def _host_forward(shape, positions, features, queries, indices, found):  # noqa: ANN001, ANN202
+def _host_forward(shape, positions, features, queries, indices, found):
     radii, bandwidths = (np.asarray(values, np.float32) for values in shape)
 
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray]:
@@ -97,7 +97,7 @@ def _host_forward(shape, positions, features, queries, indices, found):  # noqa:
     return sums, arguments
 
 
-def _host_backward(shape, arguments, sums_bar):  # noqa: ANN001, ANN202
+def _host_backward(shape, arguments, sums_bar):
     radii, bandwidths = (np.asarray(values, np.float32) for values in shape)
 
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
