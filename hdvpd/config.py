@@ -154,7 +154,7 @@ class RenderConfig:
     mlp_depth: int = 2
     """Hidden layers of the NeRF MLP."""
     density_scale: float = 100.0
-    """Density is density_scale * softplus(raw) per metre, times the widest kernel's weight up to 1."""
+    """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1."""
     cutoff: float = 0.15
     """Samples farther than this from every particle are empty [m]."""
     chunk_rays: int = 2048

@@ -135,7 +135,7 @@ def sample_rays(
     Returns:
       Rays with axes (b s r) and the colours they should see.
     """
-    *batch, views, height, width, _ = target.shape
+    *batch, _views, height, width, _ = target.shape
     moving = (jnp.abs(target - last_observed) > _MOVING_THRESHOLD).any(-1)
     weights = jnp.where(moving.reshape(*batch, -1), config.moving_ray_weight, 1.0)
     drawn = _draw(weights, config.num_rays, key)

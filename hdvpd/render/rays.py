@@ -13,7 +13,7 @@ _PROPOSAL_FLOOR = 1e-3
 def stratified(
     num_rays: int, num_samples: int, near: float, far: float, key: PRNGKey | None
 ) -> Float[Array, "r s"]:
-    """Return one distance per equal stratum of [near, far] [m]: jittered, or mid-points if no key."""
+    """Return one distance per stratum of [near, far] [m]: jittered, or mid-points without key."""
     edges = jnp.linspace(near, far, num_samples + 1)
     if key is None:
         offset = jnp.full((num_rays, num_samples), 0.5)

@@ -5,6 +5,8 @@ particle within reach are sorted to the end and skipped in chunks, so that only 
 them; the chunks run over all groups at once.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -27,8 +29,7 @@ class NerfMlp(nnx.Module):
 
     def __init__(self, in_dim: int, config: RenderConfig, *, rngs: nnx.Rngs):
         widths = [in_dim] + [config.mlp_width] * config.mlp_depth
-        pairs = zip(widths[:-1], widths[1:], strict=True)
-        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairs])
+        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
         self.norm = nnx.LayerNorm(widths[-1], rngs=rngs)
         self.out = nnx.Linear(widths[-1], 4, rngs=rngs)
         self.density_scale = config.density_scale
