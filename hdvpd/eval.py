@@ -25,15 +25,42 @@ from hdvpd.evaluation.curves import (
     to_json,
     to_png,
 )
-from hdvpd.evaluation.episodes import SPLIT, RunResult, describe_windows, evaluate_run
+from hdvpd.evaluation.episodes import (
+    SPLIT,
+    RunResult,
+    describe_windows,
+    evaluate_run,
+    select_windows,
+)
 from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish, staging_folder
 from hdvpd.evaluation.report import RunReport, control_verdict, render_report, static_verdict
 from hdvpd.evaluation.videos import write_clip
 from hdvpd.experiments import apply_overrides, to_toml
+from hdvpd.model import Model
 from hdvpd.training.checkpoints import load_model
 
-_SHARED = ("steps", "dataset", "cameras", "image_size", "far", "moving_threshold", "windows")
 _CHANGEABLE = ("data.path", "data.cameras", "data.num_workers", "data.prefetch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, ready to be evaluated.
+
+    Attributes:
+      folder: of the run.
+      model: with the checkpoint's parameters.
+      checkpoint_step: of the checkpoint.
+      config: resolved, with the flags of this evaluation.
+      dataset: to evaluate on.
+      frames: what decides which images the predictors are scored on.
+    """
+
+    folder: Path
+    model: Model
+    checkpoint_step: int
+    config: Config
+    dataset: Dataset
+    frames: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +68,14 @@ class Evaluation:
     """One run, evaluated.
 
     Attributes:
+      run: what was evaluated.
       result: scores and clips.
       summary: its object in metrics.json.
-      config: resolved, with the flags of this evaluation.
-      facts: what the report says of its origin.
     """
 
+    run: Run
     result: RunResult
     summary: dict[str, Any]
-    config: Config
-    facts: dict[str, str]
 
 
 def main(
@@ -85,11 +110,9 @@ def main(
     target = first / "eval" if out is None else out
     report = (first if out is None else out) / "report" / "index.html"
     with staging_folder(target) as staging:
-        evaluations = {
-            name: evaluate(name, folder, checkpoint_step, overrides)
-            for name, folder in folders.items()
-        }
-        require_same_frames(evaluations)
+        ready = {n: prepare(f, checkpoint_step, overrides) for n, f in folders.items()}
+        require_same_frames(ready)
+        evaluations = {name: evaluate(name, run) for name, run in ready.items()}
         videos = write_results(staging, evaluations)
         publish(staging, target, report)
     for name, evaluation in evaluations.items():
@@ -134,19 +157,16 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
     }
 
 
-def evaluate(
-    name: str, folder: Path, checkpoint_step: int | None, overrides: Sequence[str]
-) -> Evaluation:
-    """Evaluate one run.
+def prepare(folder: Path, checkpoint_step: int | None, overrides: Sequence[str]) -> Run:
+    """Load a run and its data, and check that they fit.
 
     Args:
-      name: of the run.
       folder: of the run.
       checkpoint_step: which checkpoint, or None for the newest sound one.
       overrides: flags for the evaluation.
 
     Returns:
-      Scores, clips and what they were made from.
+      The run, ready to be evaluated.
 
     Raises:
       UserError: see `main`.
@@ -156,39 +176,66 @@ def evaluate(
     require_changeable(trained, config)
     dataset = Dataset(config.data.path)
     require_scene(scene, dataset, config, folder)
-    result = evaluate_run(name, model, config, dataset, say=lambda text: print(text, flush=True))
-    settings = {
-        "checkpoint_step": step,
+    frames = {
         "dataset": dataset.identity(),
-        "split": SPLIT,
-        "moving_threshold": config.eval.moving_threshold,
+        "cameras": list(select_cameras(dataset, config.data)),
         "image_size": [config.data.height, config.data.width],
         "far": config.render.far,
+        "moving_threshold": config.eval.moving_threshold,
+        "split": SPLIT,
+        "steps": config.eval.num_steps,
+        "windows": describe_windows(select_windows(dataset, config.eval)),
+    }
+    return Run(folder, model, step, config, dataset, frames)
+
+
+def evaluate(name: str, run: Run) -> Evaluation:
+    """Evaluate one run.
+
+    Args:
+      name: of the run.
+      run: ready to be evaluated.
+
+    Returns:
+      Scores, clips and the object of metrics.json.
+    """
+    result = evaluate_run(
+        name, run.model, run.config, run.dataset, say=lambda text: print(text, flush=True)
+    )
+    settings = {k: v for k, v in run.frames.items() if k not in ("cameras", "steps")} | {
+        "checkpoint_step": run.checkpoint_step,
         "psnr": "10 log10(1 / MSE) per frame, then averaged; at most 100 dB",
-        "windows": describe_windows(result.windows),
     }
     summary = summarize(
         result.scores,
-        num_bootstrap=config.eval.num_bootstrap,
-        seed=config.eval.seed,
+        num_bootstrap=run.config.eval.num_bootstrap,
+        seed=run.config.eval.seed,
         settings=settings,
     )
-    facts = {
-        "checkpoint": f"step {step} of {trained.train.num_steps}",
-        "data set": f"{config.data.path} ({dataset.identity()})",
-        "held-out episodes": ", ".join(map(str, result.scores.episodes)),
-        "cameras": ", ".join(select_cameras(dataset, config.data)),
+    return Evaluation(run, result, summary)
+
+
+def describe(evaluation: Evaluation) -> dict[str, str]:
+    """Say what an evaluation was made from.
+
+    Args:
+      evaluation: of one run.
+
+    Returns:
+      Label and value, for the report.
+    """
+    run, config = evaluation.run, evaluation.run.config
+    file = run.folder / "git.txt"
+    code = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return {
+        "checkpoint": f"step {run.checkpoint_step} of {config.train.num_steps}",
+        "data set": f"{config.data.path} ({run.frames['dataset']})",
+        "held-out episodes": ", ".join(map(str, evaluation.result.scores.episodes)),
+        "cameras": ", ".join(run.frames["cameras"]),
         "images": f"{config.data.height}\u00d7{config.data.width} px",
         "particles": f"{config.model.num_particles:,} per time step",
-        "code": _code_version(folder),
+        "code": code[0] if code else "unknown",
     }
-    return Evaluation(result, summary, config, facts)
-
-
-def _code_version(folder: Path) -> str:
-    file = folder / "git.txt"
-    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    return lines[0] if lines else "unknown"
 
 
 def require_changeable(trained: Config, config: Config) -> None:
@@ -237,25 +284,23 @@ def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Pa
         )
 
 
-def require_same_frames(evaluations: dict[str, Evaluation]) -> None:
-    """Refuse to compare runs that were scored on different frames.
+def require_same_frames(runs: dict[str, Run]) -> None:
+    """Refuse to compare runs that would be scored on different frames.
 
     Args:
-      evaluations: by name of the run.
+      runs: by name.
 
     Raises:
       UserError: naming the first run that differs from the first.
     """
-    first_name, first = next(iter(evaluations.items()))
-    for name, evaluation in evaluations.items():
-        for key in _SHARED:
-            one, other = (list(e.summary[key]) if key == "cameras" else e.summary[key]
-                          for e in (first, evaluation))  # fmt: skip
-            if one != other:
+    first_name, first = next(iter(runs.items()))
+    for name, run in runs.items():
+        for key, value in run.frames.items():
+            if value != first.frames[key]:
                 raise UserError(
-                    f"Runs {first_name} and {name} were scored on different frames and cannot "
-                    f"share a plot: {key} is {one} and {other}. Give both the same with flags "
-                    "such as --steps, --data.path or --eval.*, or evaluate them apart."
+                    f"Runs {first_name} and {name} would be scored on different frames and cannot "
+                    f"share a plot: {key} is {first.frames[key]} and {value}. Give both the same "
+                    "with flags such as --steps, --data.path or --eval.*, or evaluate them apart."
                 )
 
 
@@ -284,11 +329,11 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
                 shown.append((clip.title, (staging / videos[-1]).read_bytes()))
             pages.append(
                 RunReport(
-                    name,
-                    evaluation.summary,
-                    to_toml(evaluation.config),
-                    evaluation.facts,
-                    tuple(shown),
+                    name=name,
+                    summary=evaluation.summary,
+                    config_toml=to_toml(evaluation.run.config),
+                    facts=describe(evaluation),
+                    videos=tuple(shown),
                 )
             )
         value = next(iter(summaries.values())) if single else {"runs": summaries}
