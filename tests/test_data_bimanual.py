@@ -21,10 +21,10 @@ import pytest
 
 mujoco: Any = pytest.importorskip("mujoco", reason="needs the extra 'sim'")
 
-from hdvpd.data import bimanual, bimanual_clip, bimanual_plan, schema, writer  # noqa: E402
-from hdvpd.data import bimanual_scene as scene  # noqa: E402
-from hdvpd.data.store import Dataset  # noqa: E402
-from hdvpd.errors import UserError  # noqa: E402
+from hdvpd.data import bimanual, bimanual_clip, bimanual_plan, schema, writer
+from hdvpd.data import bimanual_scene as scene
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
 
 SIZE = (64, 96)
 
@@ -165,6 +165,20 @@ def test_every_plan_within_reach_is_solved_and_rounded(task):
             for arm in "LR":
                 down = poses[f"{arm}_tcp"][:3, 2]
                 assert np.arccos(np.clip(-down[2], -1, 1)) < np.deg2rad(0.5)
+
+
+def test_rounding_hides_what_differs_between_builds_of_linear_algebra(monkeypatch):
+    def almost(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return solve(a, b) * (1 + 1e-13 * rng.uniform(-1, 1, b.shape))
+
+    rng, solve = np.random.default_rng(0), np.linalg.solve
+    _, expected = plan_of("can", 1)
+    monkeypatch.setattr(np.linalg, "solve", almost)
+    _, path = plan_of("can", 1)
+    np.testing.assert_array_equal(path, expected)
+    monkeypatch.setattr(bimanual_plan, "TARGET_DIGITS", 17)
+    _, unrounded = plan_of("can", 1)
+    assert (unrounded != expected).any()
 
 
 def test_an_unreachable_way_point_is_refused_and_not_approximated():
@@ -485,6 +499,22 @@ def test_a_data_set_of_ten_can_grow_and_equals_one_written_at_once(tmp_path, mon
     bimanual.simulate(tmp_path / "grown", episodes=23)
     bimanual.simulate(tmp_path / "at-once", episodes=23)
     assert content(tmp_path / "grown") == content(tmp_path / "at-once")
+
+
+def test_an_interrupt_says_what_is_kept_and_is_passed_on(tmp_path, monkeypatch, capsys):
+    def write(job: Any, number: int) -> int:
+        if number == 2:
+            raise KeyboardInterrupt
+        writer.write_episode(job.out, number, {"length": 1, "split": "train"}, {})
+        return number
+
+    monkeypatch.setattr(bimanual, "_write_clip", write)
+    monkeypatch.setattr(bimanual_clip, "check_rendering", lambda: "")
+    with pytest.raises(KeyboardInterrupt):
+        bimanual.simulate(tmp_path / "new", episodes=5)
+    words = capsys.readouterr().out
+    assert "2 of 5 episodes" in words
+    assert "the same command continues" in words
 
 
 def test_a_folder_that_is_no_data_set_is_left_alone(tmp_path):

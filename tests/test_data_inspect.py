@@ -82,3 +82,13 @@ def test_a_frame_without_valid_depth_is_named(path):
     replace_array(path, 0, "cameras/cam1/depth", depth)
     with pytest.raises(UserError, match="frame 8 of episode 0"):
         inspect(path)
+
+
+def test_a_sheet_that_cannot_be_written_is_one_message(path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("imageio.v3.imwrite", full)
+    with pytest.raises(UserError, match=r"contact_sheet\.png: No space left"):
+        inspect(path)
+    assert sorted(f.name for f in path.iterdir()) == ["dataset.json", "episodes"]

@@ -17,9 +17,10 @@ BASES = {"L": (-0.60, 0.33, -0.02), "R": (-0.60, -0.33, -0.02)}
 JOINTS_PER_ARM = 7
 OFFSETS = (0.1575, 0.2025, 0.2045, 0.2155, 0.1845, 0.2155, 0.081)
 """Height of each joint's frame above the previous one [m]."""
-AXES = ((0, 0, 1), (0, 1, 0), (0, 0, 1), (0, -1, 0), (0, 0, 1), (0, 1, 0), (0, 0, 1))
+_Y, _Z = (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+AXES = (_Z, _Y, _Z, (0.0, -1.0, 0.0), _Z, _Y, _Z)
 LIMITS = tuple(np.deg2rad([170, 120, 170, 120, 170, 120, 175]).tolist())
-TORQUES = (320, 320, 176, 176, 110, 40, 40)
+TORQUES = (320.0, 320.0, 176.0, 176.0, 110.0, 40.0, 40.0)
 GAINS = (1200, 1200, 900, 900, 500, 300, 150)
 MASSES = (5.8, 5.5, 3.9, 3.6, 2.4, 2.1, 0.5)
 RADII = (0.070, 0.068, 0.062, 0.060, 0.055, 0.050, 0.038)
@@ -215,7 +216,7 @@ _WORLD = """<light pos="1.6 -1.2 2.2" dir="-0.62 0.47 -1" type="spot" diffuse="0
 <geom name="pedestal" type="box" size="0.16 0.6 0.35" pos="-0.72 0 -0.37" rgba="0.2 0.2 0.22 1"/>"""
 
 
-def _numbers(*values: float | int) -> str:
+def _numbers(*values: float) -> str:
     # repr keeps every digit: rounding here would move objects between writer and reader.
     return " ".join(repr(float(v)) for v in values)
 
@@ -277,11 +278,11 @@ def _hand_xml(arm: str) -> str:
 
 def _objects_xml(draw: SceneDraw) -> str:
     x, y = draw.object_xy.tolist()
-    colors = [_numbers(*c.tolist(), 1) for c in draw.colors]
+    colors = [_numbers(*c.tolist(), 1.0) for c in draw.colors]
     look = 'contype="0" conaffinity="0" mass="0.001"'
     if draw.task == "push":
         return f"""<body name="block" pos="{_numbers(x, y, 0.045)}"
- euler="{_numbers(0, 0, draw.object_yaw)}"><freejoint/>
+ euler="{_numbers(0.0, 0.0, draw.object_yaw)}"><freejoint/>
 <geom type="box" size="0.045 0.06 0.045" mass="0.3" rgba="{colors[0]}" friction="0.6 0.01 0.001"/>
 <geom type="box" size="0.0452 0.014 0.0452" rgba="{colors[1]}" {look}/></body>"""
     if draw.task == "can":

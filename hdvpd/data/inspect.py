@@ -1,6 +1,7 @@
 """`hdvpd data inspect`: a table of what a data set holds, and a contact sheet of its pictures."""
 
 import collections
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import checks, schema
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
 
 SHEET_NAME = "contact_sheet.png"
 SHEET_COLUMNS = 6
@@ -47,10 +49,11 @@ def inspect(path: str | Path) -> Path:
         camera: np.concatenate([_read_depth(dataset, e, camera)[1] for e in chosen])
         for camera in dataset.cameras
     }
+    picture = contact_sheet(dataset, chosen)
     for table in (_overview(dataset), _camera_table(dataset, depths), _episode_table(dataset)):
         console.print(table)
     sheet = dataset.path / SHEET_NAME
-    iio.imwrite(sheet, contact_sheet(dataset, chosen))
+    _write_picture(sheet, picture)
     console.print(f"Contact sheet: {sheet} (rows: {_rows_of_sheet(dataset, chosen)})")
     return sheet
 
@@ -77,6 +80,19 @@ def contact_sheet(
     width = max(row.shape[1] for row in rows)
     padded = [np.pad(row, ((0, 2), (0, width - row.shape[1]), (0, 0))) for row in rows]
     return np.concatenate(padded)
+
+
+def _write_picture(file: Path, picture: UInt8[np.ndarray, "rows columns 3"]) -> None:
+    aside = file.with_name(f".partial-{os.getpid()}-{file.name}")
+    try:
+        iio.imwrite(aside, picture)
+        aside.replace(file)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise UserError(
+            f"Could not write {file}: {error.strerror}. Free space, or copy the data set to a "
+            "folder that you may write to."
+        ) from error
 
 
 def _one_per_task(episodes: Sequence[EpisodeInfo]) -> list[EpisodeInfo]:
