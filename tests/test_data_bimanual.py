@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-mujoco: Any = pytest.importorskip("mujoco", reason="needs the extra 'sim'")
-
 from hdvpd.data import bimanual, bimanual_clip, bimanual_plan, schema, writer
 from hdvpd.data import bimanual_scene as scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+
+mujoco: Any = pytest.importorskip("mujoco", reason="needs the extra 'sim'")
 
 SIZE = (64, 96)
 
