@@ -25,8 +25,9 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.errors import UserError
 from hdvpd.experiments import to_toml
+from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, find_damage, load_model, require_disk_space
-from hdvpd.training.step import TrainState, create_model
+from hdvpd.training.step import TrainState
 
 FILES = {"config.toml": "[train]\nseed = 3\n", "scene.json": '{"num_robot_points": 1}'}
 
@@ -375,8 +376,12 @@ def test_files_and_threads_stay_bounded(store: CheckpointStore) -> None:
 
 def test_load_model_gives_the_trained_parameters(tmp_path: Path, debug_config: Config) -> None:
     scene = SceneSpec(5, (-1.0, -1.0, -0.5), (1.0, 1.0, 1.5))
-    _, params = create_model(debug_config, scene)
-    params = jax.tree.map(lambda p: p + 0.25, params)
+    shapes = nnx.eval_shape(lambda: Model(debug_config, scene, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype),
+        nnx.to_pure_dict(nnx.state(shapes)),
+    )
     store = CheckpointStore(tmp_path / "run")
     files = {"config.toml": to_toml(debug_config), "scene.json": json.dumps(scene.to_dict())}
     state = dataclasses.replace(make_state(8), params=params)

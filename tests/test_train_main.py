@@ -464,18 +464,56 @@ def test_the_step_transfers_nothing_implicitly(
         train(config, tmp_path / "run")
 
 
-def test_the_real_model_resumes_exactly_in_a_new_process(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_real_model_resumes_exactly(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
     monkeypatch.setattr(step_module, "Model", Model)
-    config = with_train(config, num_steps=4, validate_every=2, seed=5)
-    train(config, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "copy")
-    (tmp_path / "mine.toml").write_text(to_toml(config))
-    command = [sys.executable, "-m", "hdvpd", "train", str(tmp_path / "mine.toml"),
-               "--resume", str(tmp_path / "copy"), "--step", "2"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    model = dataclasses.replace(config.model, num_layers=1, unet_channels=(8,))
+    config = dataclasses.replace(with_train(config, num_steps=4, validate_every=0), model=model)
+    whole, copy = tmp_path / "whole", tmp_path / "copy"
+    train(config, whole)
+    assert records(whole, "train")[0]["loss_step_1"] > 0
+    weights = [params(whole, step, config) for step in (0, 2, 4)]
+    assert weights[0] != weights[1] != weights[2]
+    shutil.copytree(whole, copy)
+    if long:
+        resume_in_new_process(config, copy)
+    else:
+        train(config, copy, resume="auto", step=2)
+    assert (copy / "checkpoints" / "4.aside").is_dir()
+    assert_same_run(copy, whole, config)
+
+
+def resume_in_new_process(config: Config, path: Path) -> None:
+    file = path.parent / "mine.toml"
+    file.write_text(to_toml(config))
+    command = [sys.executable, "-m", "hdvpd", "train", str(file), "--resume", str(path)]
+    done = subprocess.run([*command, "--step", "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "compiled the training step in" in done.stdout
-    assert_same_run(tmp_path / "copy", tmp_path / "whole", config)
-    assert records(tmp_path / "whole", "train")[0]["loss_step_1"] > 0
+
+
+RESUME = """
+import sys
+from pathlib import Path
+import hdvpd.train
+from hdvpd.training import step
+from hdvpd.experiments import read_toml
+from test_train_main import TinyModel
+step.Model = TinyModel
+hdvpd.train.main(read_toml(sys.argv[1]), run_dir=Path(sys.argv[2]), resume="auto", step=2)
+"""
+
+
+def test_a_new_process_continues_exactly(whole: Path, copy: Path, config: Config) -> None:
+    arguments = [str(whole / "config.toml"), str(copy)]
+    done = subprocess.run(
+        [sys.executable, "-c", RESUME, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (copy / "checkpoints" / "4.aside").is_dir()
+    assert_same_run(copy, whole, config)
