@@ -191,16 +191,35 @@ def test_scene_spec_takes_the_box_of_the_configuration_or_of_the_data_set(path):
 
 
 def test_unfinished_episodes_are_invisible_and_those_of_dead_writers_are_cleared(path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    dead = path / "episodes" / f".partial-000003-{ended.pid}"
-    alive = path / "episodes" / f".partial-000004-{os.getpid()}"
+    # The number is this process's own: a reused pid does not keep what a dead writer left.
+    dead = path / "episodes" / f".partial-000003-{os.getpid()}"
+    alive = path / "episodes" / ".partial-000004-1"
     for folder in (dead, alive):
         shutil.copytree(path / "episodes/000000", folder)
     assert [e.number for e in Dataset(path).episodes] == [0, 1, 2]
+    lock = "import fcntl, os, sys; f = os.open(sys.argv[1], os.O_RDONLY)\n"
+    lock += "fcntl.flock(f, fcntl.LOCK_EX); print('locked', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", lock, str(alive)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as live:
+        assert live.stdout is not None
+        live.stdout.readline()
+        writer.clear_partial_episodes(path)
+        assert not dead.exists()
+        assert alive.exists()
+        live.kill()
     writer.clear_partial_episodes(path)
-    assert not dead.exists()
-    assert alive.exists()
+    assert not alive.exists()
+
+
+def test_an_episode_is_locked_while_it_is_written(path, monkeypatch):
+    def write_arrays(folder: Path, arrays: object) -> None:
+        writer.clear_partial_episodes(path)
+        assert folder.is_dir()
+
+    monkeypatch.setattr(writer, "_write_arrays", write_arrays)
+    writer.write_episode(path, 5, {"length": 1, "split": "train"}, {})
+    assert Dataset(path).episode(5).length == 1
 
 
 def test_a_finished_episode_is_never_overwritten(path):

@@ -6,11 +6,13 @@ to wrong pixels silently. Frames of an image are chunks of one shard, written at
 write rewrites the shard.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ import tensorstore
 from hdvpd.errors import UserError
 
 MAX_SHARD_FRAMES = 256
-_PARTIAL = re.compile(r"\.partial-(\d{6})-(\d+)")
 
 
 def episode_folder(path: Path, number: int) -> Path:
@@ -72,12 +73,13 @@ def write_episode(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        _write_arrays(aside, arrays)
-        write_json(aside / "episode.json", meta)
-        _flush_folders(aside)
-        if not final.exists():
-            aside.rename(final)
-            _flush_folder(final.parent)
+        with _locked(aside):
+            _write_arrays(aside, arrays)
+            write_json(aside / "episode.json", meta)
+            _flush_folders(aside)
+            if not final.exists():
+                aside.rename(final)
+                _flush_folder(final.parent)
     except (OSError, ValueError) as error:
         raise UserError(
             f"Could not write episode {number} of {path}: {_reason(error)}. Free space or choose "
@@ -109,9 +111,31 @@ def clear_partial_episodes(path: Path) -> None:
       path: the data set.
     """
     for entry in (path / "episodes").glob(".partial-*"):
-        match = _PARTIAL.fullmatch(entry.name)
-        if match and not _is_alive(int(match[2])):
+        if entry.is_dir() and not _is_locked(entry):
             shutil.rmtree(entry, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock that ends with this process, however it ends; a pid may be reused or a zombie."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network disks have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -164,16 +188,6 @@ def _reason(error: Exception) -> str:
         return error.strerror or str(error)
     # TensorStore reports the whole specification after the reason.
     return str(error).split(" [", 1)[0]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _flush_folders(folder: Path) -> None:
