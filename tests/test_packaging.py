@@ -76,6 +76,7 @@ def test_the_code_comes_from_the_wheel(installed: Run) -> None:
 def test_training_outside_the_repository(installed: Run) -> None:
     done = installed(["data", "synthetic", "--out", "data/debug"])
     assert done.returncode == 0, done.stderr
-    done = installed(["train", "debug", "--train.num-steps", "1", "--train.validate-every", "0"])
+    tiny = ["--model.num-layers", "1", "--train.horizon", "1", "--train.validate-every", "0"]
+    done = installed(["train", "debug", "--train.num-steps", "1", *tiny])
     assert done.returncode == 0, done.stderr
     assert installed(["train", "debug"]).returncode == 2  # the folder exists: a user's mistake
