@@ -330,7 +330,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
 
     with pytest.MonkeyPatch.context() as patch:
         at_step(4, lambda: patch.setattr(os, "posix_fallocate", fail), patch)
-        with pytest.raises(UserError, match=r"checkpoints/4: No space left.*--resume auto"):
+        with pytest.raises(UserError, match=r"checkpoints/4: No space left.*--resume"):
             train(config, tmp_path / "run")
     assert CheckpointStore(tmp_path / "run").steps() == [0, 2]
     train(config, tmp_path / "run", resume="auto")

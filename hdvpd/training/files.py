@@ -53,7 +53,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"Could not write {path}: {reason}. Everything written before it is intact. Free some "
-            "space or permit writing there, then continue with --resume auto."
+            "space or permit writing there, then continue the run with --resume."
         ) from error
 
 

@@ -115,7 +115,8 @@ class Session:
             if self._config.train.validate_every:
                 self._validate(state, validate, end_of_run=True)
         self.save(state, progress)
-        advice = "; continue with --resume auto" if interrupted else ""
+        run = self._store.path.parent
+        advice = f"; continue with hdvpd train --resume {run}" if interrupted else ""
         self.report.say(f"step {self.step} is saved in {self._store.path}{advice}")
 
     def save(self, state: Any, progress: Progress | None = None) -> None:
