@@ -38,7 +38,7 @@ def fitted_exponent(sizes: list[int], values: list[float]) -> float:
 
 
 def analytic_batch(config: Config) -> tuple[Dataset, Batch]:
-    """Return a temporary data set of the analytic scene and one batch of it at the config's size."""
+    """Return a temporary data set of the analytic scene and one batch of it at config size."""
     length = config.train.horizon + 2
     path = tempfile.mkdtemp(prefix="hdvpd-benchmark-")
     dataset = write_synthetic_dataset(

@@ -82,10 +82,11 @@ class ModelConfig:
     """Out-degree of the walk graph (paper)."""
     num_hops: int = 3
     """Hops of every walk (paper)."""
-    position_frequencies: int = 4
-    """Octaves of sines and cosines in the position embedding; 0 is linear (spec's default)."""
-    carry: bool = True
-    """Give particles the features of the kinematic points at their place (not in the paper)."""
+    position_frequencies: int = 0
+    """Octaves of sines and cosines added to the linear position embedding."""
+    carry: bool = False
+    """Particles know the motion of the robot's skeleton at their place and can go along with it;
+    learned much sooner than from attention alone (not in the papers)."""
     max_displacement: float = 0.25
     """Bound of the position change per step and coordinate [m] (paper)."""
     position_embedding: bool = True

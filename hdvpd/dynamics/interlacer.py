@@ -18,25 +18,41 @@ _POINT_EMBEDDING_DIM = 16
 _MOTION_SCALE_M = 0.05
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _CARRY_BANDWIDTH_M = 0.05
-_CARRY_REACH_M = 0.1
+_CARRY_REACH_M = 0.12
 
 
 def carry_weights(
     positions: Float[Array, "n 3"], points: Float[Array, "p 3"]
 ) -> Float[Array, "n p"]:
-    """Say how much each kinematic point of the robot carries each particle.
+    """Say how much each kinematic point of the robot could carry each particle.
 
     Args:
       positions: particles [m].
       points: kinematic points of the same time step [m].
 
     Returns:
-      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / 10 cm)^2),
-      which lets go of what is far from the robot.
+      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / 12 cm)^4),
+      which is flat on the robot's surface and lets go of everything else.
     """
     squared = jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
-    reach = jnp.exp(-squared.min(axis=1, initial=jnp.inf) / _CARRY_REACH_M**2)
+    reach = jnp.exp(-((squared.min(axis=1) / _CARRY_REACH_M**2) ** 2))
     return jax.nn.softmax(-squared / _CARRY_BANDWIDTH_M**2, axis=1) * reach[:, None]
+
+
+def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Float[Array, "n 4"]:
+    """Return where the skeleton at each particle's place goes until t, and its reach [m].
+
+    Args:
+      cloud: particles of slice 0 (t - 2) or 1 (t - 1).
+      robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+      slice_: which of the two.
+
+    Returns:
+      The displacement [m], and the weights' sum times 5 cm, so that both are of one scale.
+    """
+    weights = carry_weights(cloud.positions, robot.positions[slice_])
+    motion = weights @ (robot.positions[-1] - robot.positions[slice_])
+    return jnp.concatenate([motion, _MOTION_SCALE_M * weights.sum(1, keepdims=True)], axis=1)
 
 
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[Array, "t d"]:
@@ -61,20 +77,16 @@ class Mlp(nnx.Module):
 class Tokens(nnx.Module):
     """Turn both clouds and the robot's three poses into tokens (spec 5.1).
 
-    Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t. Beyond
-    the spec a particle's token also holds the features of the kinematic points at its place, so
-    that it knows from the start which link it is on and where that link is going; attention alone
-    took far longer to find out (docs/results.md). `model.carry = false` leaves it out.
+    Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t. With
+    `model.carry`, beyond the papers, a particle's token also holds the motion until t of the
+    skeleton at its place.
     """
 
     def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
         dim = config.latent_dim
         self.particle = nnx.Linear(config.feature_dim, dim, rngs=rngs)
         self.point = nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
-        carry = config.carry and scene.num_robot_points > 0
-        self.carried = (
-            nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, use_bias=False, rngs=rngs) if carry else None
-        )
+        self.carried = nnx.Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
         self.num_frequencies = config.position_frequencies
         self.position = nnx.Linear(3 + 6 * self.num_frequencies, dim, use_bias=False, rngs=rngs)
         normal = nnx.initializers.normal(0.02)
@@ -93,19 +105,15 @@ class Tokens(nnx.Module):
         num_particles = previous.features.shape[0]
         num_points = robot.positions.shape[1]
         time, kind = self.time[...], self.kind[...]
-        points = self._point_features(robot)
         scene = self.particle(jnp.concatenate([previous.features, current.features]))
         if self.carried is not None:
-            scene += self.carried(
-                jnp.concatenate(
-                    [
-                        carry_weights(cloud.positions, robot.positions[slice_]) @ points[slice_]
-                        for slice_, cloud in enumerate((previous, current))
-                    ]
-                )
-            )
+            motion = [
+                carried_motion(cloud, robot, slice_)
+                for slice_, cloud in enumerate((previous, current))
+            ]
+            scene += self.carried(jnp.concatenate(motion) / _MOTION_SCALE_M)
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
-        skeleton = self.point(points.reshape(3 * num_points, -1))
+        skeleton = self.point(self._point_features(robot))
         skeleton += jnp.repeat(time, num_points, axis=0) + kind[1][None]
         tokens = jnp.concatenate([scene, skeleton])
         positions = jnp.concatenate(
@@ -117,14 +125,15 @@ class Tokens(nnx.Module):
         points_mask = jnp.ones((3 * num_points,), bool)
         return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
 
-    def _point_features(self, robot: RobotPoints) -> Float[Array, "3 p d"]:
+    def _point_features(self, robot: RobotPoints) -> Float[Array, "u d"]:
         """Identity, gripper opening and displacement to the same point at t (spec 4)."""
         displacement = (robot.positions[-1:] - robot.positions) / _MOTION_SCALE_M
         identity = jnp.broadcast_to(
             self.point_embedding[...][None],
             (*robot.positions.shape[:2], _POINT_EMBEDDING_DIM),
         )
-        return jnp.concatenate([identity, robot.gripper[..., None], displacement], axis=-1)
+        point = jnp.concatenate([identity, robot.gripper[..., None], displacement], axis=-1)
+        return point.reshape(-1, point.shape[-1])
 
 
 class Block(nnx.Module):
@@ -164,7 +173,8 @@ class Interlacer(AbstractDynamics):
         self.tokens = Tokens(config, scene, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.num_layers)])
         self.norm_out = nnx.LayerNorm(dim, rngs=rngs)
-        self.head = Mlp(dim, dim, 3 + config.feature_dim, rngs=rngs)
+        num_outputs = 3 + config.feature_dim + config.carry
+        self.head = Mlp(dim, dim, num_outputs, rngs=rngs)
         # Zero last layer: the untrained model copies the last state (spec 5.4).
         self.head.out.kernel[...] = jnp.zeros_like(self.head.out.kernel[...])
         self.config = config
@@ -198,7 +208,13 @@ class Interlacer(AbstractDynamics):
             tokens = block(tokens, mask, graph)
         raw = self.head(self.norm_out(tokens[num_particles : 2 * num_particles]))
         raw = jnp.where(current.mask[:, None], raw, 0.0)
+        bound = self.config.max_displacement
+        moved = raw[:, :3]
+        if self.config.carry:
+            # The last output says how far a particle goes along with the skeleton at its place:
+            # a gate is learned much sooner than the motion itself (docs/results.md).
+            moved += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3] / bound
         return Change(
-            displacement=self.config.max_displacement * jnp.tanh(raw[:, :3]),
-            features=raw[:, 3:],
+            displacement=bound * jnp.tanh(moved),
+            features=raw[:, 3 : 3 + self.config.feature_dim],
         )
