@@ -374,6 +374,16 @@ def test_files_and_threads_stay_bounded(store: CheckpointStore) -> None:
     assert after[1] <= before[1] + 2
 
 
+def test_what_does_not_read_back_is_reported(store: CheckpointStore) -> None:
+    save(store, 1)
+    store.verify(1, make_state(1))
+    other = make_state(1)
+    scale = other.params["norm"]["scale"]
+    other.params["norm"]["scale"] = jnp.nextafter(scale, scale + 1)
+    with pytest.raises(UserError, match=r"params/norm/scale in .* does not read back"):
+        store.verify(1, other)
+
+
 def test_load_model_gives_the_trained_parameters(tmp_path: Path, debug_config: Config) -> None:
     scene = SceneSpec(5, (-1.0, -1.0, -0.5), (1.0, 1.0, 1.5))
     shapes = nnx.eval_shape(lambda: Model(debug_config, scene, rngs=nnx.Rngs(0)))

@@ -392,6 +392,26 @@ def test_a_run_that_cannot_start_leaves_no_folder(config: Config, tmp_path: Path
         assert not (tmp_path / "run").exists()
 
 
+def test_without_tensorboard_no_folder_is_taken(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(UserError, match="tensorboardX"):
+        train(with_train(config, tensorboard=True), tmp_path / "run")
+    train(config, tmp_path / "run")
+
+
+def test_a_start_that_saved_nothing_leaves_nothing_in_the_log(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(with_train(config, seed=3), tmp_path / "run")
+    train(config, tmp_path / "run", resume="auto")
+    assert_same_run(tmp_path / "run", whole, config)
+
+
 def test_unknown_runs_and_steps_are_named(whole: Path, config: Config, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no run to resume at 'typo'.*whole"):
         train(config, whole, resume="typo")

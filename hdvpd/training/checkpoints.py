@@ -148,6 +148,25 @@ class CheckpointStore:
         arrays = {name: array for item in _ITEMS for name, array in _read_item(path, item).items()}
         return _fill(like, arrays, path), step, json.loads((path / "progress.json").read_text())
 
+    def verify(self, step: int, state: Any) -> None:
+        """Read a checkpoint back and compare it with what was to be saved.
+
+        Args:
+          step: of the checkpoint.
+          state: the train state it was made from.
+
+        Raises:
+          UserError: it differs.
+        """
+        restored, _, _ = self.restore(step, state)
+        saved, read = _named_arrays(state), _named_arrays(restored)
+        for name, array in saved.items():
+            if array.tobytes() != read[name].tobytes():
+                raise UserError(
+                    f"{name} in {self.path / str(step)} does not read back as it was written, so "
+                    "this disk cannot be trusted with checkpoints. Choose another --runs-dir."
+                )
+
     def read_origin(self, step: int) -> tuple[Config, SceneSpec, Progress]:
         """Read how a checkpoint came about: its configuration, scene and progress."""
         path = self.path / str(step)

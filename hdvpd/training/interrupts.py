@@ -13,6 +13,8 @@ import threading
 from types import TracebackType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SHOW_CURSOR = "\x1b[?25h"
+"""A progress bar hides it, and a process that ends at once cannot tidy up."""
 
 
 class StopSignals:
@@ -76,6 +78,8 @@ class StopSignals:
                 continue
             count += 1
             if count > 1:
+                if sys.stdout.isatty():
+                    print(_SHOW_CURSOR, end="", flush=True)
                 os._exit(128 + number)
             self._note(number)
             print(

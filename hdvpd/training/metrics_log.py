@@ -36,8 +36,8 @@ class MetricsLog:
 
         Args:
           path: of the file.
-          header: the first record, if the file has none yet.
-          step: records after this step are dropped; they will be computed again.
+          header: the first record of a new file.
+          step: records after this step are dropped, as they will be computed again; 0 starts anew.
           window: metrics of steps before it that are not in a record.
 
         Raises:
@@ -45,7 +45,8 @@ class MetricsLog:
         """
         self.path = path
         self.window = list(window)
-        kept = [record for record in _read(path) if _belongs(record, step)] or [header]
+        old = _read(path) if step else []
+        kept = [record for record in old if _belongs(record, step)] or [header]
         self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
         write_text(path, "".join(_line(record) for record in kept))
         with explain_write_errors(path):

@@ -51,8 +51,10 @@ class Session:
         self._config, self._store, self._dataset = config, store, progress["dataset"]
         self.step: int = progress["next_batch"]
         self._saved = self.step if self.step in store.steps() else None
-        self._files = describe_run(path, config, scene, dataset_identity=self._dataset)
+        self._verified = False
+        # First what may be refused, so that a new run's folder is still empty then.
         self.report = Reporter(path, config, start_step=self.step)
+        self._files = describe_run(path, config, scene, dataset_identity=self._dataset)
         self.log = MetricsLog(
             path / "metrics.jsonl",
             run_record(config, dataset=self._dataset),
@@ -120,7 +122,7 @@ class Session:
         self.report.say(f"step {self.step} is saved in {self._store.path}{advice}")
 
     def save(self, state: Any, progress: Progress | None = None) -> None:
-        """Save a checkpoint, unless this step has one."""
+        """Save a checkpoint, unless this step has one; the first of a start is read back."""
         if self._saved == self.step:
             return
         self.log.sync()
@@ -128,7 +130,9 @@ class Session:
             self._store.save(
                 self.step, state, progress=progress or self._progress(), files=self._files
             )
-        self._saved = self.step
+            if not self._verified:
+                self._store.verify(self.step, state)
+        self._saved, self._verified = self.step, True
 
     def _progress(self) -> Progress:
         return new_progress(self._dataset) | {
