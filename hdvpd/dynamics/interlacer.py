@@ -35,8 +35,11 @@ def carry_weights(
       which is flat on the robot's surface and lets go of everything else.
     """
     squared = jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
-    reach = jnp.exp(-((squared.min(axis=1) / _CARRY_REACH_M**2) ** 2))
-    return jax.nn.softmax(-squared / _CARRY_BANDWIDTH_M**2, axis=1) * reach[:, None]
+    nearest = squared.min(axis=1, keepdims=True)
+    reach = jnp.exp(-((nearest / _CARRY_REACH_M**2) ** 2))
+    # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
+    # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
+    return jax.nn.softmax((nearest - squared) / _CARRY_BANDWIDTH_M**2, axis=1) * reach
 
 
 def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Float[Array, "n 4"]:
