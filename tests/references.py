@@ -140,30 +140,63 @@ def layer_norm(params: dict, x: Array) -> Array:
     return normal * np.asarray(params["scale"]) + np.asarray(params["bias"])
 
 
+def carried_motion(positions: Array, start: Array, end: Array) -> tuple[Array, Array]:
+    """Return the skeleton's motion at each particle's place (n 3) and its reach (n)."""
+    motion, reach = [], []
+    for position in positions:
+        squared = ((start - position) ** 2).sum(1)
+        share = np.exp(-(squared - squared.min()) / 0.05**2)
+        reach.append(np.exp(-((np.sqrt(squared.min()) / 0.12) ** 4)))
+        motion.append(reach[-1] * (share / share.sum()) @ (end - start))
+    return np.array(motion), np.array(reach)
+
+
+def fourier_features(position: Array, num_frequencies: int) -> Array:
+    """Return a position with sines and cosines of wavelengths 2 m, 1 m, ..., sines first."""
+    waves = [np.pi * 2**octave * position for octave in range(num_frequencies)]
+    return np.concatenate([position, *map(np.sin, waves), *map(np.cos, waves)])
+
+
+def interlacer_tokens(
+    params: dict, config: Any, center: Array, previous: Any, current: Any, robot: Any
+) -> tuple[Array, Array, Array]:
+    """Return tokens, positions and which are real."""
+    rows, positions, real, points = [], [], [], []
+    robot_positions = np.asarray(robot.positions, np.float64)
+    for time in range(3):
+        shift = (robot_positions[2] - robot_positions[time]) / 0.05
+        gripper = np.asarray(robot.gripper[time], np.float64)[:, None]
+        points.append(np.concatenate([params["point_embedding"], gripper, shift], axis=1))
+    for time, cloud in enumerate((previous, current)):
+        place = np.asarray(cloud.positions, np.float64)
+        tokens = linear(params["particle"], np.asarray(cloud.features, np.float64))
+        if config.carry:
+            motion, reach = carried_motion(place, robot_positions[time], robot_positions[2])
+            carried = np.concatenate([motion / 0.05, reach[:, None]], axis=1)
+            tokens = tokens + linear(params["carried"], carried)
+        rows.append(tokens + np.asarray(params["time"][time] + params["kind"][0])[None])
+        positions.append(place)
+        real.append(np.asarray(cloud.mask))
+    for time in range(3):
+        tokens = linear(params["point"], points[time])
+        rows.append(tokens + np.asarray(params["time"][time] + params["kind"][1])[None])
+        positions.append(robot_positions[time])
+        real.append(np.ones(len(tokens), bool))
+    x, place = np.concatenate(rows), np.concatenate(positions)
+    if config.position_embedding:
+        embedded = [fourier_features(row, config.position_frequencies) for row in place - center]
+        x = x + linear(params["position"], np.array(embedded))
+    return x, place, np.concatenate(real)
+
+
 def interlacer(
     params: dict, config: Any, center: Array, previous: Any, current: Any, robot: Any
 ) -> tuple[Array, Array]:
     """Return displacement and feature change of one Interlacer call, all tokens dense."""
-    f64 = np.float64
-    token, dim = params["tokens"], config.latent_dim
-    num_particles, num_points = len(previous.mask), robot.positions.shape[1]
-    rows, positions, mask = [], [], []
-    for time, cloud in enumerate((previous, current)):
-        for n in range(num_particles):
-            embedded = linear(token["particle"], np.asarray(cloud.features[n], f64))
-            rows.append(embedded + token["time"][time] + token["kind"][0])
-            positions.append(np.asarray(cloud.positions[n], f64))
-            mask.append(bool(cloud.mask[n]))
-    for time in range(3):
-        for p in range(num_points):
-            shift = np.asarray(robot.positions[2][p] - robot.positions[time][p], f64)
-            point = np.concatenate([token["point_embedding"][p], [robot.gripper[time][p]], shift])
-            rows.append(linear(token["point"], point) + token["time"][time] + token["kind"][1])
-            positions.append(np.asarray(robot.positions[time][p], f64))
-            mask.append(True)
-    x, positions, real = np.array(rows), np.array(positions), np.array(mask)
-    if config.position_embedding:
-        x = x + linear(token["position"], positions - center)
+    f64, dim, num_particles = np.float64, config.latent_dim, len(previous.mask)
+    x, positions, real = interlacer_tokens(
+        params["tokens"], config, center, previous, current, robot
+    )
     found, distances = nearest(positions, positions, config.num_neighbors, real, exclude_self=True)
     own = np.arange(len(x))[:, None]
     neighbors = np.where(np.isfinite(distances) & real[:, None], found, own)
@@ -192,7 +225,13 @@ def interlacer(
     h = layer_norm(params["norm_out"], x[num_particles : 2 * num_particles])
     raw = linear(params["head"]["out"], gelu(linear(params["head"]["hidden"], h)))
     raw = np.where(np.asarray(current.mask)[:, None], raw, 0.0)
-    return config.max_displacement * np.tanh(raw[:, :3]), raw[:, 3:]
+    moved = raw[:, :3]
+    if config.carry:
+        motion, _ = carried_motion(
+            np.asarray(current.positions, f64), *np.asarray(robot.positions, f64)[1:]
+        )
+        moved = moved + raw[:, -1:] * motion / config.max_displacement
+    return config.max_displacement * np.tanh(moved), raw[:, 3 : 3 + config.feature_dim]
 
 
 # U-Net --------------------------------------------------------------------------------------------
@@ -343,6 +382,9 @@ def render(params: dict, config: Any, cloud: Any, rays: Any, tdist: Array) -> tu
     real = np.asarray(cloud.mask)
     positions = np.asarray(cloud.positions, np.float64)[real]
     features = np.asarray(cloud.features, np.float64)[real]
+    # Particles beyond three bandwidths of the outermost annulus are left out.
+    outermost = max(r + 3 * b for r, b in zip(config.radii, config.bandwidths, strict=True))
+    reach = max(outermost, config.cutoff)
     colours, depths = [], []
     for r in range(len(tdist)):
         origin, direction = (np.asarray(x[r], np.float64) for x in (rays.origins, rays.directions))
@@ -353,16 +395,17 @@ def render(params: dict, config: Any, cloud: Any, rays: Any, tdist: Array) -> tu
             chosen = np.argsort(distance)[: config.num_neighbors]
             if not len(chosen) or distance[chosen[0]] > config.cutoff:
                 continue
-            x = annular_features(
-                *annular_sums(
-                    positions[chosen], features[chosen], query, config.radii, config.bandwidths
-                )
+            chosen = chosen[distance[chosen] <= reach]
+            weighted, total = annular_sums(
+                positions[chosen], features[chosen], query, config.radii, config.bandwidths
             )
+            x = annular_features(weighted, total)
             for layer in range(config.mlp_depth):
                 x = gelu(linear(params["hidden"][layer], x))
-            raw = linear(params["out"], x)
+            raw = linear(params["out"], layer_norm(params["norm"], x))
             rgb[m] = 1 / (1 + np.exp(-raw[:3]))
-            density[m] = config.density_scale * np.log1p(np.exp(raw[3] - 1))
+            gate = min(total[np.argmax(config.bandwidths)], 1.0)
+            density[m] = gate * config.density_scale * np.log1p(np.exp(raw[3]))
         colour, ray_distance, _, _ = composite(rgb, density, tdist[r], config.far)
         colours.append(colour)
         depths.append(ray_distance * float(rays.z_scale[r]))

@@ -1,0 +1,299 @@
+"""The Interlacer against a dense numpy version, its symmetries, locality, bounds and cost."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import scenes
+from flax import nnx
+
+from hdvpd.dynamics import interlacer
+from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.neighbors import Neighbors
+from hdvpd.types import ParticleCloud
+
+# With the optional carrying, so that symmetries and limits hold for it as well.
+CONFIG = scenes.tiny_config(
+    model={"num_particles": 20, "kernels": "xla", "knn": "kdtree", "carry": True}
+).model
+CENTER = np.array(scenes.SCENE.center)
+
+
+def make(**fields):
+    """Return definition and trained-looking parameters of an Interlacer."""
+    config = dataclasses.replace(CONFIG, **fields)
+    return scenes.random_params(lambda: Interlacer(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+
+
+def make_jitted(**fields):
+    graphdef, params = make(**fields)
+    return jax.jit(lambda *inputs: scenes.apply(graphdef, params)(*inputs))
+
+
+@pytest.fixture(scope="module")
+def predict():
+    """Jitted trained-looking Interlacer."""
+    return make_jitted()
+
+
+@pytest.fixture(scope="module")
+def differentiate():
+    """Jitted gradients with respect to both clouds and the robot of the squared output."""
+    graphdef, params = make()
+
+    def total(moving, masks):
+        clouds = [
+            ParticleCloud(positions=positions, features=features, mask=mask)
+            for (positions, features), mask in zip(moving[:2], masks, strict=True)
+        ]
+        change = scenes.apply(graphdef, params)(*clouds, moving[2])
+        return (change.displacement**2).sum() + (change.features**2).sum()
+
+    gradient = jax.jit(jax.grad(total))
+
+    def run(previous, current, robot):
+        moving = [(cloud.positions, cloud.features) for cloud in (previous, current)]
+        return gradient((*moving, robot), (previous.mask, current.mask))
+
+    return run
+
+
+def inputs(num_real=16, seed=0):
+    previous = scenes.random_cloud(seed, 20, 6, num_real)
+    current = scenes.random_cloud(seed + 1, 20, 6, num_real)
+    return previous, current, scenes.random_robot(seed + 2, 3)
+
+
+def assert_close(change, other, atol=1e-5):
+    np.testing.assert_allclose(change.displacement, other.displacement, atol=atol)
+    np.testing.assert_allclose(change.features, other.features, atol=10 * atol)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kernels": "host", "position_frequencies": 2},
+        {"knn": "xla", "position_embedding": False, "carry": False},
+        {"local": "none"},
+    ],
+)
+def test_equals_the_dense_numpy_interlacer(fields):
+    graphdef, params = make(**fields)
+    change = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))(*inputs())
+    config = dataclasses.replace(CONFIG, **fields)
+    expected = references.interlacer(params, config, CENTER, *inputs())
+    assert np.abs(expected[0]).max() > 0.01
+    np.testing.assert_allclose(change.displacement, expected[0], atol=1e-5)
+    np.testing.assert_allclose(change.features, expected[1], atol=1e-4)
+
+
+def test_permuting_the_current_slice_permutes_the_change(predict):
+    previous, current, robot = inputs()
+    order = np.random.default_rng(5).permutation(20)
+    change = predict(previous, current, robot)
+    again = predict(previous, scenes.permuted(current, order), robot)
+    assert_close(again, jax.tree.map(lambda x: x[order], change))
+
+
+def test_permuting_the_previous_slice_changes_nothing(predict):
+    previous, current, robot = inputs()
+    order = np.random.default_rng(6).permutation(20)
+    again = predict(scenes.permuted(previous, order), current, robot)
+    assert_close(again, predict(previous, current, robot))
+
+
+def test_kinematic_points_are_known_by_identity_and_not_by_order():
+    graphdef, params = make()
+    run = jax.jit(lambda params, *x: scenes.apply(graphdef, params)(*x))
+    previous, current, robot = inputs()
+    order = np.array([3, 0, 4, 1, 2])
+    moved = jax.tree.map(lambda x: x[:, order], robot)
+    change = run(params, previous, current, robot)
+    with_identity = jax.tree.map(lambda x: x, params)
+    with_identity["tokens"]["point_embedding"] = params["tokens"]["point_embedding"][order]
+    assert_close(run(with_identity, previous, current, moved), change)
+    without = run(params, previous, current, moved)
+    assert np.abs(without.displacement - change.displacement).max() > 1e-4
+
+
+def test_displacement_is_bounded_per_coordinate_for_any_input():
+    graphdef, params = make()
+    params["head"]["out"] = jax.tree.map(lambda x: 100 * x, params["head"]["out"])
+    run = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))
+    for scale in (1e-3, 1.0, 1e6):
+        previous, current, robot = jax.tree.map(lambda x, s=scale: x * x.dtype.type(s), inputs())
+        displacement = np.abs(run(previous, current, robot).displacement)
+        assert displacement.max() <= CONFIG.max_displacement
+    assert displacement.max() > 0.99 * CONFIG.max_displacement
+
+
+def test_untrained_model_changes_nothing_at_all():
+    def run(*x):
+        return Interlacer(CONFIG, scenes.SCENE, rngs=nnx.Rngs(0))(*x)
+
+    change = jax.jit(run)(*inputs())
+    np.testing.assert_array_equal(change.displacement, 0.0)
+    np.testing.assert_array_equal(change.features, 0.0)
+
+
+@pytest.mark.parametrize("position_embedding", [False, True])
+def test_translation_changes_nothing_without_position_embedding(position_embedding):
+    predict = make_jitted(position_embedding=position_embedding)
+    previous, current, robot = inputs()
+    shift = np.float32([0.5, -0.25, 1.0])
+    moved = [
+        dataclasses.replace(x, positions=jnp.asarray(np.asarray(x.positions) + shift))
+        for x in (previous, current, robot)
+    ]
+    change, again = predict(previous, current, robot), predict(*moved)
+    if position_embedding:
+        assert np.abs(again.displacement - change.displacement).max() > 1e-3
+    else:
+        assert_close(again, change)
+
+
+def fill_padding(cloud, value):
+    real = cloud.mask[:, None]
+    return dataclasses.replace(
+        cloud,
+        positions=jnp.where(real, cloud.positions, value),
+        features=jnp.where(real, cloud.features, value),
+    )
+
+
+def test_padding_is_inert_whatever_it_holds_and_never_moves(predict):
+    previous, current, robot = inputs()
+    change = predict(previous, current, robot)
+    padding = ~np.asarray(current.mask)
+    np.testing.assert_array_equal(np.asarray(change.displacement)[padding], 0.0)
+    np.testing.assert_array_equal(np.asarray(change.features)[padding], 0.0)
+    for value in (0.05, 1e3):
+        loud = predict(fill_padding(previous, value), fill_padding(current, value), robot)
+        assert_close(loud, change, atol=1e-6)
+
+
+def test_more_padding_changes_nothing(predict):
+    previous, current, robot = inputs(num_real=16)
+    tight = [jax.tree.map(lambda x: x[:16], cloud) for cloud in (previous, current)]
+    change = predict(previous, current, robot)
+    assert_close(jax.tree.map(lambda x: x[:16], change), predict(*tight, robot), atol=1e-6)
+
+
+def test_padding_has_exactly_no_gradient(differentiate):
+    previous, current, robot = inputs()
+    grads = differentiate(previous, current, robot)
+    for cloud, moving in zip((previous, current), grads[:2], strict=True):
+        mask = np.asarray(cloud.mask)
+        for grad in moving:
+            assert (np.asarray(grad)[~mask] == 0).all()
+            assert (np.abs(grad)[mask].max(-1) > 0).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 1.0, 1e4])
+def test_values_and_gradients_are_finite_over_magnitudes(predict, differentiate, spread):
+    previous, current, robot = inputs()
+    previous, current = (
+        dataclasses.replace(x, positions=spread * x.positions, features=spread * x.features)
+        for x in (previous, current)
+    )
+    robot = dataclasses.replace(robot, positions=spread * robot.positions)
+    leaves = [predict(previous, current, robot), differentiate(previous, current, robot)]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
+
+
+def test_empty_clouds_give_no_change_and_finite_gradients(predict, differentiate):
+    previous, current, robot = inputs(num_real=0)
+    change = predict(previous, current, robot)
+    np.testing.assert_array_equal(change.displacement, 0.0)
+    grads = differentiate(previous, current, robot)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+
+
+def test_walk_graph_holds_no_padding_and_no_token_neighbours_itself():
+    graphdef, params = make(num_hops=1)
+    previous, current, robot = inputs(num_real=13)
+    # Coincident particles must not hide behind each other either.
+    current = dataclasses.replace(current, positions=current.positions.at[:8].set(0.1))
+    module = scenes.apply(graphdef, params)
+    _, positions, mask = module.tokens(previous, current, robot)
+    graph = module._graph(positions, mask)
+    nodes, mask = np.asarray(graph.nodes), np.asarray(mask)
+    own = np.arange(len(mask))[:, None]
+    assert mask[nodes[mask]].all()
+    np.testing.assert_array_equal(nodes[:, :1], own)
+    assert (nodes[mask][:, 1:] != own[mask]).all()
+    # Padding walks nowhere.
+    np.testing.assert_array_equal(nodes[~mask], np.broadcast_to(own[~mask], nodes[~mask].shape))
+
+
+def test_kinematic_features_show_displacement_exactly_where_the_robot_moves():
+    graphdef, params = make()
+    robot = scenes.random_robot(0, 3)
+    # Point 1 is at t - 2 where it will be at t, point 3 at t - 1.
+    positions = robot.positions.at[0, 1].set(robot.positions[2, 1])
+    positions = positions.at[1, 3].set(robot.positions[2, 3])
+    robot = dataclasses.replace(robot, positions=positions)
+    features = np.asarray(scenes.apply(graphdef, params).tokens._point_features(robot))
+    features = features.reshape(3, scenes.SCENE.num_robot_points, -1)
+    shift = np.asarray(positions[2:] - positions)
+    # In units of 5 cm, the order of the robot's motion per step.
+    np.testing.assert_allclose(features[..., -3:], shift / 0.05, rtol=1e-5)
+    still = np.zeros((3, scenes.SCENE.num_robot_points), bool)
+    still[0, 1] = still[1, 3] = True
+    still[2] = True
+    np.testing.assert_array_equal((features[..., -3:] == 0).all(-1), still)
+    np.testing.assert_array_equal(features[..., -4], robot.gripper)
+    # Identity: the same at every time, different for every point.
+    np.testing.assert_array_equal(features[0, :, :-4], features[2, :, :-4])
+    assert len(np.unique(features[0, :, :-4], axis=0)) == scenes.SCENE.num_robot_points
+
+
+def test_particles_are_carried_by_the_points_at_their_place():
+    robot = scenes.random_robot(0, 3)
+    start, end = (np.float64(robot.positions[time]) for time in (1, 2))
+    cloud = scenes.random_cloud(1, 12, 6)
+    # One particle on a point, one far from all.
+    positions = cloud.positions.at[0].set(robot.positions[1, 0]).at[1].set(50.0)
+    cloud = dataclasses.replace(cloud, positions=positions)
+    carried = np.asarray(interlacer.carried_motion(cloud, robot, 1))
+    motion, reach = references.carried_motion(np.float64(positions), start, end)
+    np.testing.assert_allclose(carried[:, :3], motion, atol=1e-6)
+    np.testing.assert_allclose(carried[:, 3] / 0.05, reach, atol=1e-6)
+    assert carried[0, 3] == pytest.approx(0.05)
+    np.testing.assert_array_equal(carried[1], 0.0)
+    # A robot that is pushed along as a whole carries what lies on it by as much.
+    pushed = dataclasses.replace(robot, positions=robot.positions.at[2].set(start + 0.1))
+    np.testing.assert_allclose(interlacer.carried_motion(cloud, pushed, 1)[0, :3], 0.1, rtol=1e-5)
+
+
+def test_planned_action_changes_the_prediction(differentiate):
+    grads = differentiate(*inputs())
+    for time in range(3):
+        assert np.abs(grads[2].positions[time]).max() > 1e-5
+        assert np.abs(grads[2].gripper[time]).max() > 1e-5
+
+
+@pytest.mark.parametrize("local", ["grf", "none"])
+def test_operations_grow_linearly_without_the_search(monkeypatch, local):
+    # The search is replaced by a ring: every token's next three.
+    def ring(queries, points, k, **_):
+        indices = (jnp.arange(len(points))[:, None] + jnp.arange(1, k + 1)[None]) % len(points)
+        return Neighbors(indices=indices.astype(jnp.int32), distances=jnp.ones((len(queries), k)))
+
+    monkeypatch.setattr(interlacer, "knn", ring)
+    graphdef, params = make(local=local, latent_dim=32)
+
+    def count(num_particles):
+        cloud = scenes.random_cloud(0, num_particles, 6)
+        step = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))
+        compiled = step.lower(cloud, cloud, scenes.random_robot(0, 3)).compile()
+        return compiled.cost_analysis()["flops"]
+
+    small, large = count(512), count(1024)
+    # At least the dense layers of spec section 10: 16 T D^2 per block and token.
+    assert small > CONFIG.num_layers * 16 * 1024 * 32**2
+    assert large / small < 2.1
