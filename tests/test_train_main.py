@@ -228,9 +228,12 @@ def test_resuming_from_an_earlier_step_repeats_the_rest(
     assert names == {"0", "2", "4", "6", "4.aside", "6.aside"}
 
 
-def test_resuming_a_finished_run_changes_nothing(whole: Path, copy: Path, config: Config) -> None:
-    train(config, copy, resume="auto")
+def test_resuming_a_finished_run_by_name_changes_nothing(
+    whole: Path, copy: Path, config: Config
+) -> None:
+    train(config, copy.parent / "other", resume=copy.name)
     assert_same_run(copy, whole, config)
+    assert not (copy.parent / "other").exists()
 
 
 def test_resume_auto_starts_what_does_not_exist(

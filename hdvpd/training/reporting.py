@@ -27,6 +27,7 @@ import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from hdvpd.config import Config
 from hdvpd.errors import UserError
@@ -215,8 +216,9 @@ def _is_live(console: Console) -> bool:
 def _create_bar(console: Console) -> Progress:
     return Progress(
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[text]}"),
+        BarColumn(bar_width=10),
+        # In a narrow terminal the rest goes to a second line; by default it would be cut off.
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=False, overflow="fold")),
         console=console,
         refresh_per_second=4,
     )
