@@ -80,8 +80,8 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            per_step = merge_model(graphdef, params).loss(batch, key)
-            return per_step.mean(), per_step
+            per_step = jnp.asarray(merge_model(graphdef, params).loss(batch, key))
+            return jnp.mean(per_step), per_step
 
         (value, per_step), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
         grad_norm = optax.tree.norm(grads)
@@ -123,8 +123,8 @@ def make_validate(
     del config
 
     def validate(params: Params, batch: Batch, key: jax.Array) -> Metrics:
-        per_step = merge_model(graphdef, params).loss(batch, key)
-        metrics = {"loss": per_step.mean()}
+        per_step = jnp.asarray(merge_model(graphdef, params).loss(batch, key))
+        metrics = {"loss": jnp.mean(per_step)}
         return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
 
     return jax.jit(validate)
