@@ -299,7 +299,7 @@ def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: float
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = frames[0].shape[:2]
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}"]
-    target = ["-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+    target = ["-c:v", "libx264", "-crf", "23", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
     done = subprocess.run(
         [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, "-i", "-", *target, str(path)],
         input=np.stack([*frames, *frames[-1:] * round(fps)]).tobytes(),
