@@ -55,7 +55,7 @@ def measure(num_particles: int) -> dict[str, float]:
     future = jax.tree.map(lambda x: x[0], jax.block_until_ready(
         parts["dynamics"](pair, window.robot)))  # fmt: skip
     jax.block_until_ready(parts["render"](future))
-    result = {"particles": num_particles}
+    result: dict[str, float] = {"particles": num_particles}
     for name, arguments in (
         ("encode", (observed,)), ("dynamics", (pair, window.robot)), ("render", (future,))
     ):  # fmt: skip

@@ -41,6 +41,11 @@ def time_step(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> d
     return {"training step [s]": seconds, "peak memory after it [GiB]": peak_gib()}
 
 
+def local_layer(model: Model) -> Any:
+    """Return the first block's local layer."""
+    return model.dynamics.blocks[0].local
+
+
 def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> dict[str, float]:
     """Return seconds of each part's forward pass, summed over a whole training step."""
     graphdef, state = create_train_state(config, scene)
@@ -75,7 +80,7 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
         found = search(positions)
         times["walk graph"] = calls * best_of(build, found, repeats=repeats)
         graph = build(found)
-        local = jax.jit(lambda params, x: model(params).dynamics.blocks[0].local(x, graph))
+        local = jax.jit(lambda params, x: local_layer(model(params))(x, graph))
         layers = options.num_layers * calls
         times["local layers"] = layers * best_of(local, params, tokens, repeats=repeats)
     attend = jax.jit(lambda params, x: model(params).dynamics.blocks[0].global_attention(x, mask))

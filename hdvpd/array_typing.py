@@ -9,16 +9,30 @@
 """
 
 import dataclasses
-from typing import TypeVar, dataclass_transform
+from collections.abc import Iterable
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Key, Shaped, UInt8
 
 Array = jax.Array | np.ndarray
+# Inside jitted modules everything is a jax array.
+JaxArray = jax.Array
 PRNGKey = Key[jax.Array, ""]
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "PRNGKey", "Shaped", "UInt8", "pytree"]
+__all__ = [
+    "Array",
+    "Bool",
+    "Float",
+    "Int",
+    "JaxArray",
+    "Key",
+    "PRNGKey",
+    "Shaped",
+    "UInt8",
+    "pytree",
+]
 
 T = TypeVar("T")
 
@@ -31,15 +45,15 @@ def pytree(cls: type[T]) -> type[T]:
     leaves are not arrays, which a runtime-checked constructor would refuse
     (patrick-kidger/jaxtyping#277).
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)
-    names = tuple(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]
+    dataclasses.dataclass(frozen=True)(cls)
+    names = tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
 
-    def flatten(tree: T) -> tuple[tuple[tuple[jax.tree_util.GetAttrKey, object], ...], None]:
+    def flatten(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], None]:
         children = ((jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in names)
         return tuple(children), None
 
-    def unflatten(_: None, children: tuple[object, ...]) -> T:
-        tree = object.__new__(cls)
+    def unflatten(_: None, children: Iterable[Any]) -> Any:
+        tree: Any = object.__new__(cls)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(tree, name, child)
         return tree

@@ -76,8 +76,8 @@ class Model(nnx.Module):
     def render(self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
         """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples."""
         with jax.named_scope("render"):
-            grouped = jax.tree.map(lambda x: x[None], (cloud, rays))
-            return jax.tree.map(lambda x: x[0], self.renderer(*grouped, key))
+            clouds, groups = jax.tree.map(lambda x: x[None], (cloud, rays))
+            return jax.tree.map(lambda x: x[0], self.renderer(clouds, groups, key))
 
     def white_targets(self, frames: RgbdFrames) -> Float[Array, "*batch h w 3"]:
         """Return the frames' colours in [0, 1], white wherever nothing can be rendered."""
@@ -107,8 +107,10 @@ class Model(nnx.Module):
         )
         steps = target.shape[1]
         with jax.named_scope("render"):
-            grouped = jax.tree.map(lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays))
-            rendering = self.renderer(*grouped, sample_key)
+            clouds, rays = jax.tree.map(
+                lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays)
+            )
+            rendering = self.renderer(clouds, rays, sample_key)
         return ray_l2(rendering.rgb.reshape(target.shape), target)
 
 

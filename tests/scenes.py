@@ -1,4 +1,7 @@
-"""Small analytic scenes, cameras, clouds and configurations that the tests share."""
+"""Small analytic scenes, cameras, clouds and configurations that the tests share.
+
+Arrays are numpy's: what a test does to them compiles nothing.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -142,9 +145,9 @@ def random_cloud(
     positions = scale * rng.normal(size=(num_particles, 3)) * mask[:, None]
     features = rng.normal(size=(num_particles, feature_dim)) * mask[:, None]
     return ParticleCloud(
-        positions=jnp.asarray(positions, jnp.float32),
-        features=jnp.asarray(features, jnp.float32),
-        mask=jnp.asarray(mask),
+        positions=np.asarray(positions, np.float32),
+        features=np.asarray(features, np.float32),
+        mask=mask,
     )
 
 
@@ -154,8 +157,8 @@ def random_robot(
     """Return a robot whose points move randomly, axes (f p)."""
     rng = np.random.default_rng(seed)
     return RobotPoints(
-        positions=jnp.asarray(0.2 * rng.normal(size=(num_times, num_points, 3)), jnp.float32),
-        gripper=jnp.asarray(rng.uniform(size=(num_times, num_points)), jnp.float32),
+        positions=np.asarray(0.2 * rng.normal(size=(num_times, num_points, 3)), np.float32),
+        gripper=np.asarray(rng.uniform(size=(num_times, num_points)), np.float32),
     )
 
 

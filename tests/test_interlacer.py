@@ -1,6 +1,7 @@
 """The Interlacer against a dense numpy version, its symmetries, locality, bounds and cost."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +29,16 @@ def make(**fields):
     return scenes.random_params(lambda: Interlacer(config, scenes.SCENE, rngs=nnx.Rngs(0)))
 
 
-def make_jitted(**fields):
+@functools.cache
+def jitted(**fields):
+    """Return the jitted call (params, previous, current, robot) and trained-looking parameters."""
     graphdef, params = make(**fields)
-    return jax.jit(lambda *inputs: scenes.apply(graphdef, params)(*inputs))
+    return jax.jit(lambda params, *inputs: scenes.apply(graphdef, params)(*inputs)), params
 
 
-@pytest.fixture(scope="module")
-def predict():
-    """Jitted trained-looking Interlacer."""
-    return make_jitted()
+def predict(*inputs, **fields):
+    run, params = jitted(**fields)
+    return run(params, *inputs)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,8 @@ def assert_close(change, other, atol=1e-5):
     ],
 )
 def test_equals_the_dense_numpy_interlacer(fields):
-    graphdef, params = make(**fields)
-    change = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))(*inputs())
+    run, params = jitted(**fields)
+    change = run(params, *inputs())
     config = dataclasses.replace(CONFIG, **fields)
     expected = references.interlacer(params, config, CENTER, *inputs())
     assert np.abs(expected[0]).max() > 0.01
@@ -91,7 +93,7 @@ def test_equals_the_dense_numpy_interlacer(fields):
     np.testing.assert_allclose(change.features, expected[1], atol=1e-4)
 
 
-def test_permuting_the_current_slice_permutes_the_change(predict):
+def test_permuting_the_current_slice_permutes_the_change():
     previous, current, robot = inputs()
     order = np.random.default_rng(5).permutation(20)
     change = predict(previous, current, robot)
@@ -99,7 +101,7 @@ def test_permuting_the_current_slice_permutes_the_change(predict):
     assert_close(again, jax.tree.map(lambda x: x[order], change))
 
 
-def test_permuting_the_previous_slice_changes_nothing(predict):
+def test_permuting_the_previous_slice_changes_nothing():
     previous, current, robot = inputs()
     order = np.random.default_rng(6).permutation(20)
     again = predict(scenes.permuted(previous, order), current, robot)
@@ -107,49 +109,52 @@ def test_permuting_the_previous_slice_changes_nothing(predict):
 
 
 def test_kinematic_points_are_known_by_identity_and_not_by_order():
-    graphdef, params = make()
-    run = jax.jit(lambda params, *x: scenes.apply(graphdef, params)(*x))
+    run, params = jitted()
     previous, current, robot = inputs()
     order = np.array([3, 0, 4, 1, 2])
     moved = jax.tree.map(lambda x: x[:, order], robot)
     change = run(params, previous, current, robot)
-    with_identity = jax.tree.map(lambda x: x, params)
-    with_identity["tokens"]["point_embedding"] = params["tokens"]["point_embedding"][order]
+    embedding = np.asarray(params["tokens"]["point_embedding"])[order]
+    with_identity = {**params, "tokens": {**params["tokens"], "point_embedding": embedding}}
     assert_close(run(with_identity, previous, current, moved), change)
     without = run(params, previous, current, moved)
     assert np.abs(without.displacement - change.displacement).max() > 1e-4
 
 
 def test_displacement_is_bounded_per_coordinate_for_any_input():
-    graphdef, params = make()
-    params["head"]["out"] = jax.tree.map(lambda x: 100 * x, params["head"]["out"])
-    run = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))
+    run, params = jitted()
+    loud = jax.tree.map(lambda x: 100 * np.asarray(x), params["head"]["out"])
+    params = {**params, "head": {**params["head"], "out": loud}}
     for scale in (1e-3, 1.0, 1e6):
         previous, current, robot = jax.tree.map(lambda x, s=scale: x * x.dtype.type(s), inputs())
-        displacement = np.abs(run(previous, current, robot).displacement)
+        displacement = np.abs(run(params, previous, current, robot).displacement)
         assert displacement.max() <= CONFIG.max_displacement
     assert displacement.max() > 0.99 * CONFIG.max_displacement
 
 
 def test_untrained_model_changes_nothing_at_all():
-    def run(*x):
-        return Interlacer(CONFIG, scenes.SCENE, rngs=nnx.Rngs(0))(*x)
+    @jax.jit
+    def initial_read_out():
+        return nnx.to_pure_dict(
+            nnx.state(Interlacer(CONFIG, scenes.SCENE, rngs=nnx.Rngs(0)).head.out)
+        )
 
-    change = jax.jit(run)(*inputs())
+    run, params = jitted()
+    params = {**params, "head": {**params["head"], "out": initial_read_out()}}
+    change = run(params, *inputs())
     np.testing.assert_array_equal(change.displacement, 0.0)
     np.testing.assert_array_equal(change.features, 0.0)
 
 
 @pytest.mark.parametrize("position_embedding", [False, True])
 def test_translation_changes_nothing_without_position_embedding(position_embedding):
-    predict = make_jitted(position_embedding=position_embedding)
     previous, current, robot = inputs()
     shift = np.float32([0.5, -0.25, 1.0])
     moved = [
-        dataclasses.replace(x, positions=jnp.asarray(np.asarray(x.positions) + shift))
-        for x in (previous, current, robot)
+        dataclasses.replace(x, positions=x.positions + shift) for x in (previous, current, robot)
     ]
-    change, again = predict(previous, current, robot), predict(*moved)
+    fields = {} if position_embedding else {"position_embedding": False}
+    change, again = predict(previous, current, robot, **fields), predict(*moved, **fields)
     if position_embedding:
         assert np.abs(again.displacement - change.displacement).max() > 1e-3
     else:
@@ -160,12 +165,12 @@ def fill_padding(cloud, value):
     real = cloud.mask[:, None]
     return dataclasses.replace(
         cloud,
-        positions=jnp.where(real, cloud.positions, value),
-        features=jnp.where(real, cloud.features, value),
+        positions=np.where(real, cloud.positions, np.float32(value)),
+        features=np.where(real, cloud.features, np.float32(value)),
     )
 
 
-def test_padding_is_inert_whatever_it_holds_and_never_moves(predict):
+def test_padding_is_inert_whatever_it_holds_and_never_moves():
     previous, current, robot = inputs()
     change = predict(previous, current, robot)
     padding = ~np.asarray(current.mask)
@@ -176,7 +181,7 @@ def test_padding_is_inert_whatever_it_holds_and_never_moves(predict):
         assert_close(loud, change, atol=1e-6)
 
 
-def test_more_padding_changes_nothing(predict):
+def test_more_padding_changes_nothing():
     previous, current, robot = inputs(num_real=16)
     tight = [jax.tree.map(lambda x: x[:16], cloud) for cloud in (previous, current)]
     change = predict(previous, current, robot)
@@ -194,18 +199,20 @@ def test_padding_has_exactly_no_gradient(differentiate):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 1.0, 1e4])
-def test_values_and_gradients_are_finite_over_magnitudes(predict, differentiate, spread):
+def test_values_and_gradients_are_finite_over_magnitudes(differentiate, spread):
     previous, current, robot = inputs()
     previous, current = (
-        dataclasses.replace(x, positions=spread * x.positions, features=spread * x.features)
+        dataclasses.replace(
+            x, positions=np.float32(spread) * x.positions, features=np.float32(spread) * x.features
+        )
         for x in (previous, current)
     )
-    robot = dataclasses.replace(robot, positions=spread * robot.positions)
+    robot = dataclasses.replace(robot, positions=np.float32(spread) * robot.positions)
     leaves = [predict(previous, current, robot), differentiate(previous, current, robot)]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
 
 
-def test_empty_clouds_give_no_change_and_finite_gradients(predict, differentiate):
+def test_empty_clouds_give_no_change_and_finite_gradients(differentiate):
     previous, current, robot = inputs(num_real=0)
     change = predict(previous, current, robot)
     np.testing.assert_array_equal(change.displacement, 0.0)
@@ -217,11 +224,14 @@ def test_walk_graph_holds_no_padding_and_no_token_neighbours_itself():
     graphdef, params = make(num_hops=1)
     previous, current, robot = inputs(num_real=13)
     # Coincident particles must not hide behind each other either.
-    current = dataclasses.replace(current, positions=current.positions.at[:8].set(0.1))
-    module = scenes.apply(graphdef, params)
-    _, positions, mask = module.tokens(previous, current, robot)
-    graph = module._graph(positions, mask)
-    nodes, mask = np.asarray(graph.nodes), np.asarray(mask)
+    current.positions[:8] = 0.1
+
+    def build(*clouds):
+        module = scenes.apply(graphdef, params)
+        _, positions, mask = module.tokens(*clouds)
+        return module._graph(positions, mask).nodes, mask
+
+    nodes, mask = map(np.asarray, jax.jit(build)(previous, current, robot))
     own = np.arange(len(mask))[:, None]
     assert mask[nodes[mask]].all()
     np.testing.assert_array_equal(nodes[:, :1], own)
@@ -234,12 +244,11 @@ def test_kinematic_features_show_displacement_exactly_where_the_robot_moves():
     graphdef, params = make()
     robot = scenes.random_robot(0, 3)
     # Point 1 is at t - 2 where it will be at t, point 3 at t - 1.
-    positions = robot.positions.at[0, 1].set(robot.positions[2, 1])
-    positions = positions.at[1, 3].set(robot.positions[2, 3])
-    robot = dataclasses.replace(robot, positions=positions)
+    positions = robot.positions
+    positions[0, 1], positions[1, 3] = positions[2, 1], positions[2, 3]
     features = np.asarray(scenes.apply(graphdef, params).tokens._point_features(robot))
     features = features.reshape(3, scenes.SCENE.num_robot_points, -1)
-    shift = np.asarray(positions[2:] - positions)
+    shift = positions[2:] - positions
     # In units of 5 cm, the order of the robot's motion per step.
     np.testing.assert_allclose(features[..., -3:], shift / 0.05, rtol=1e-5)
     still = np.zeros((3, scenes.SCENE.num_robot_points), bool)
@@ -257,17 +266,18 @@ def test_particles_are_carried_by_the_points_at_their_place():
     start, end = (np.float64(robot.positions[time]) for time in (1, 2))
     cloud = scenes.random_cloud(1, 12, 6)
     # One particle on a point, one far from all.
-    positions = cloud.positions.at[0].set(robot.positions[1, 0]).at[1].set(50.0)
-    cloud = dataclasses.replace(cloud, positions=positions)
-    carried = np.asarray(interlacer.carried_motion(cloud, robot, 1))
+    positions = cloud.positions
+    positions[0], positions[1] = robot.positions[1, 0], 50.0
+    carry = jax.jit(interlacer.carried_motion, static_argnums=2)
+    carried = np.asarray(carry(cloud, robot, 1))
     motion, reach = references.carried_motion(np.float64(positions), start, end)
     np.testing.assert_allclose(carried[:, :3], motion, atol=1e-6)
     np.testing.assert_allclose(carried[:, 3] / 0.05, reach, atol=1e-6)
     assert carried[0, 3] == pytest.approx(0.05)
     np.testing.assert_array_equal(carried[1], 0.0)
     # A robot that is pushed along as a whole carries what lies on it by as much.
-    pushed = dataclasses.replace(robot, positions=robot.positions.at[2].set(start + 0.1))
-    np.testing.assert_allclose(interlacer.carried_motion(cloud, pushed, 1)[0, :3], 0.1, rtol=1e-5)
+    robot.positions[2] = robot.positions[1] + np.float32(0.1)
+    np.testing.assert_allclose(carry(cloud, robot, 1)[0, :3], 0.1, rtol=1e-5)
 
 
 def test_planned_action_changes_the_prediction(differentiate):

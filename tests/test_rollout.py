@@ -45,7 +45,9 @@ def test_step_s_sees_the_robot_at_s_minus_two_to_s_and_the_last_two_clouds():
     previous, current = (
         dataclasses.replace(x, features=x.features[:, :3]) for x in (previous, current)
     )
-    robot = dataclasses.replace(robot, gripper=jnp.tile(jnp.arange(STEPS + 2.0)[:, None], (1, 5)))
+    robot = dataclasses.replace(
+        robot, gripper=np.tile(np.arange(STEPS + 2, dtype=np.float32)[:, None], (1, 5))
+    )
     clouds = rollout(spy, previous, current, robot)
     positions = [np.asarray(previous.positions), np.asarray(current.positions)]
     features = np.asarray(current.features)
@@ -87,7 +89,8 @@ def test_an_action_changes_its_own_step_and_later_ones_only(rolled):
     _, _, run = rolled
     previous, current, robot = inputs()
     clouds = run(previous, current, robot)
-    other = dataclasses.replace(robot, positions=robot.positions.at[4].add(0.1))  # planned step 2
+    other = dataclasses.replace(robot, positions=robot.positions.copy())
+    other.positions[4] += 0.1  # planned step 2
     changed = run(previous, current, other)
     for s in range(STEPS):
         same = np.array_equal(clouds.positions[s], changed.positions[s])
@@ -123,7 +126,7 @@ def loss_and_gradients(kernels, remat, batched):
 
     fixed = inputs()
     if batched:
-        fixed = jax.tree.map(lambda *x: jnp.stack(x), fixed, inputs(seed=7))
+        fixed = jax.tree.map(lambda *x: np.stack(x), fixed, inputs(seed=7))
     moving = (params, fixed[1].positions, fixed[1].features)
     return jax.jit(jax.value_and_grad(total))(moving, fixed)
 
@@ -136,11 +139,8 @@ def assert_agree(results, others):
         )
 
 
-@pytest.mark.parametrize("kernels", ["host", "xla"])
-def test_rematerialisation_changes_neither_value_nor_gradient(kernels):
-    assert_agree(
-        loss_and_gradients(kernels, True, False), loss_and_gradients(kernels, False, False)
-    )
+def test_rematerialisation_changes_neither_value_nor_gradient():
+    assert_agree(loss_and_gradients("host", True, False), loss_and_gradients("host", False, False))
 
 
 def test_host_and_xla_agree_through_a_rematerialised_batched_rollout():

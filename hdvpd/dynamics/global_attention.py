@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float
+from hdvpd.array_typing import Array, Bool, Float, JaxArray
 from hdvpd.numerics import relu_features
 
 
@@ -43,7 +43,9 @@ class GlobalAttention(nnx.Module):
         self.out = nnx.Linear(latent_dim, latent_dim, rngs=rngs)
         self.num_heads = num_heads
 
-    def __call__(self, tokens: Float[Array, "t d"], mask: Bool[Array, "t"]) -> Float[Array, "t d"]:
+    def __call__(
+        self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"]
+    ) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
         num_tokens, latent_dim = tokens.shape
         width = latent_dim // self.num_heads
@@ -52,4 +54,4 @@ class GlobalAttention(nnx.Module):
         attended = linear_attention(
             relu_features(query / np.sqrt(width)), relu_features(key), value, mask
         )
-        return self.out(attended.reshape(num_tokens, latent_dim))
+        return self.out(jnp.asarray(attended).reshape(num_tokens, latent_dim))

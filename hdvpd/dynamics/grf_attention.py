@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, Int
+from hdvpd.array_typing import Array, Float, Int, JaxArray
 from hdvpd.dynamics.walks import WalkGraph, enumerate_walks, merge_walks
 from hdvpd.host import Kernels, host_call, use_host_kernels
 from hdvpd.numerics import relu_features
@@ -113,12 +113,12 @@ class GrfAttention(nnx.Module):
         # softplus(raw) = exp(-0.01 l) at the start, the public code's initial value.
         initial = np.exp(-0.01 * np.arange(num_hops + 1))
         self.raw_modulation = nnx.Param(jnp.asarray(np.log(np.expm1(initial)), jnp.float32))
-        self.kernels = kernels
+        self.kernels: Kernels = kernels
 
-    def __call__(self, tokens: Float[Array, "t d"], graph: WalkGraph) -> Float[Array, "t d"]:
+    def __call__(self, tokens: Float[JaxArray, "t d"], graph: WalkGraph) -> Float[JaxArray, "t d"]:
         """Return the update of every token (spec 5.2, `grf`)."""
         query = relu_features(self.query(tokens) / np.sqrt(tokens.shape[-1]))
         key = relu_features(self.key(tokens))
         modulation = jax.nn.softplus(self.raw_modulation[...])
         attended = walk_attention(query, key, self.value(tokens), modulation, graph, self.kernels)
-        return self.out(attended)
+        return self.out(jnp.asarray(attended))

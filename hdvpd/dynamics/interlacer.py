@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float
+from hdvpd.array_typing import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics, Change
 from hdvpd.dynamics.global_attention import GlobalAttention
@@ -58,7 +58,7 @@ def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Flo
     return jnp.concatenate([motion, _MOTION_SCALE_M * weights.sum(1, keepdims=True)], axis=1)
 
 
-def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[Array, "t d"]:
+def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
     """Return x with sin and cos of pi 2^j x, j < num_frequencies: wavelengths 2 m, 1 m, ...."""
     angles = x[:, None] * (jnp.pi * 2.0 ** jnp.arange(num_frequencies))[None, :, None]
     angles = angles.reshape(x.shape[0], 3 * num_frequencies)
@@ -72,7 +72,7 @@ class Mlp(nnx.Module):
         self.hidden = nnx.Linear(in_dim, hidden_dim, rngs=rngs)
         self.out = nnx.Linear(hidden_dim, out_dim, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "t d"]) -> Float[Array, "t o"]:
+    def __call__(self, x: Float[JaxArray, "t d"]) -> Float[JaxArray, "t o"]:
         """Apply to every token."""
         return self.out(jax.nn.gelu(self.hidden(x)))
 
@@ -103,7 +103,7 @@ class Tokens(nnx.Module):
 
     def __call__(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
-    ) -> tuple[Float[Array, "t d"], Float[Array, "t 3"], Bool[Array, "t"]]:
+    ) -> tuple[Float[JaxArray, "t d"], Float[Array, "t 3"], Bool[Array, "t"]]:
         """Return tokens, their positions and which are real."""
         num_particles = previous.features.shape[0]
         num_points = robot.positions.shape[1]
@@ -128,7 +128,7 @@ class Tokens(nnx.Module):
         points_mask = jnp.ones((3 * num_points,), bool)
         return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
 
-    def _point_features(self, robot: RobotPoints) -> Float[Array, "u d"]:
+    def _point_features(self, robot: RobotPoints) -> Float[JaxArray, "u d"]:
         """Identity, gripper opening and displacement to the same point at t (spec 4)."""
         displacement = (robot.positions[-1:] - robot.positions) / _MOTION_SCALE_M
         identity = jnp.broadcast_to(
@@ -155,14 +155,14 @@ class Block(nnx.Module):
             self.norm_local = self.local = None
 
     def __call__(
-        self, tokens: Float[Array, "t d"], mask: Bool[Array, "t"], graph: WalkGraph | None
-    ) -> Float[Array, "t d"]:
+        self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"], graph: WalkGraph | None
+    ) -> Float[JaxArray, "t d"]:
         """Apply the block (spec 5.2)."""
         with jax.named_scope("global_attention"):
             tokens += self.global_attention(self.norm_global(tokens), mask)
         with jax.named_scope("mlp"):
             tokens += self.mlp(self.norm_mlp(tokens))
-        if self.local is None:
+        if self.local is None or self.norm_local is None or graph is None:
             return tokens
         with jax.named_scope("local_attention"):
             return tokens + self.local(self.norm_local(tokens), graph)

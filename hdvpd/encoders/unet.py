@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float
+from hdvpd.array_typing import Float, JaxArray
 
 
 class ConvBlock(nnx.Module):
@@ -18,7 +18,7 @@ class ConvBlock(nnx.Module):
         self.first, self.second = conv(in_channels, out_channels), conv(out_channels, out_channels)
         self.first_norm, self.second_norm = norm(), norm()
 
-    def __call__(self, x: Float[Array, "b h w i"]) -> Float[Array, "b h w o"]:
+    def __call__(self, x: Float[JaxArray, "b h w i"]) -> Float[JaxArray, "b h w o"]:
         """Apply to images of any size."""
         x = jax.nn.gelu(self.first_norm(self.first(x)))
         return jax.nn.gelu(self.second_norm(self.second(x)))
@@ -35,7 +35,7 @@ class UNet(nnx.Module):
         self.up = nnx.List([block(deep + skip, skip) for deep, skip in pairs])
         self.head = nnx.Linear(channels[0], feature_dim, rngs=rngs)
 
-    def __call__(self, rgb: Float[Array, "b h w 3"]) -> Float[Array, "b h w c"]:
+    def __call__(self, rgb: Float[JaxArray, "b h w 3"]) -> Float[JaxArray, "b h w c"]:
         """Return features of every pixel.
 
         Args:

@@ -84,26 +84,26 @@ def _annular_sums_host(
 
 
 def _host_forward(shape, positions, features, queries, indices, found):
-    radii, bandwidths = (np.asarray(values, np.float32) for values in shape)
+    constants = [np.asarray(values, np.float32) for values in shape]
 
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray]:
         from hdvpd.render import kernels_host
 
-        return (kernels_host.forward(*arrays, radii, bandwidths),)
+        return (kernels_host.forward(*arrays, *constants),)
 
-    result_shape = (queries.shape[0], len(radii), features.shape[1] + 1)
+    result_shape = (queries.shape[0], len(constants[0]), features.shape[1] + 1)
     arguments = (positions, features, queries, indices, found)
     (sums,) = host_call(on_host, [jax.ShapeDtypeStruct(result_shape, np.float32)], *arguments)
     return sums, arguments
 
 
 def _host_backward(shape, arguments, sums_bar):
-    radii, bandwidths = (np.asarray(values, np.float32) for values in shape)
+    constants = [np.asarray(values, np.float32) for values in shape]
 
     def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         from hdvpd.render import kernels_host
 
-        return kernels_host.backward(*arrays, radii, bandwidths)
+        return kernels_host.backward(*arrays, *constants)
 
     positions, features = arguments[:2]
     results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (positions, features)]

@@ -6,12 +6,13 @@ them; the chunks run over all groups at once.
 """
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, Int, PRNGKey
+from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey
 from hdvpd.config import RenderConfig
 from hdvpd.host import Kernels
 from hdvpd.neighbors import Backend, Neighbors, knn
@@ -34,7 +35,7 @@ class NerfMlp(nnx.Module):
         self.out = nnx.Linear(widths[-1], 4, rngs=rngs)
         self.density_scale = config.density_scale
 
-    def __call__(self, x: Float[Array, "q d"]) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+    def __call__(self, x: Float[JaxArray, "q d"]) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
         """Return colour in [0, 1] and density per metre."""
         for layer in self.hidden:
             x = jax.nn.gelu(layer(x))
@@ -163,20 +164,21 @@ class Renderer(nnx.Module):
                 positions, features, queries, indices, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
-            rgb, density = self.mlp(annular_features(sums))
+            rgb, density = self.mlp(jnp.asarray(annular_features(sums)))
             # Fading with the widest kernel's weight keeps density continuous at the cutoff and
             # tells positions where density should be; it also learns faster (docs/results.md).
             density *= jnp.minimum(sums[:, widest, -1], 1.0)
             return jnp.concatenate([rgb, density[:, None]], axis=-1)
 
-        def body(_: None, inputs: tuple[Array, ...]) -> tuple[None, Float[Array, "q 4"]]:
+        def body(_: None, inputs: tuple[Any, ...]) -> tuple[None, Float[Array, "q 4"]]:
             *arrays, any_reached = inputs
             empty = jnp.zeros((chunk, 4))
             return None, jax.lax.cond(any_reached, shade, lambda *_: empty, *arrays)
 
         found = jnp.isfinite(distances)
-        inputs = (chunked(queries), chunked(indices), chunked(found))
-        _, shaded = jax.lax.scan(body, None, (*inputs, chunked(reached).any(1)))
+        inputs = tuple(chunked(x) for x in (queries, indices, found))
+        any_reached = jnp.any(chunked(reached), axis=1)
+        _, shaded = jax.lax.scan(body, None, (*inputs, any_reached))
         inverse = jnp.argsort(order)
         shaded = shaded.reshape(-1, 4)[inverse]
         return shaded[:, :3], jnp.where(reached, shaded[:, 3], 0.0)

@@ -1,0 +1,365 @@
+"""The whole model: encoding, ray sampling, the loss of a static scene, full images, padding."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scenes
+from flax import nnx
+
+import hdvpd.model
+from hdvpd.config import TrainConfig
+from hdvpd.geometry import pixel_rays
+from hdvpd.model import Model, render_image, sample_rays
+
+HEIGHT, WIDTH = 12, 16
+CONFIG = scenes.tiny_config()
+
+
+@functools.cache
+def model(config=CONFIG):
+    return scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+
+
+@functools.cache
+def encoder(config=CONFIG):
+    graphdef, params = model(config)
+    return jax.jit(lambda frames, key: scenes.apply(graphdef, params).encode(frames, key))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two windows of two observed and two predicted frames."""
+    return jax.tree.map(jnp.asarray, scenes.make_batch(2, 4, HEIGHT, WIDTH))
+
+
+@pytest.fixture(scope="module")
+def frames(batch):
+    """Both views of one time step."""
+    return jax.tree.map(lambda x: x[0, 0], batch.frames)
+
+
+def as_rows(cloud):
+    """Return the real particles as sorted rows of position and features."""
+    rows = np.concatenate([cloud.positions, cloud.features], axis=1)[np.asarray(cloud.mask)]
+    return rows[np.lexsort(rows.T[::-1])]
+
+
+EVERYTHING = scenes.tiny_config(model={"num_particles": 2 * HEIGHT * WIDTH})
+
+
+def test_particles_lie_on_the_surfaces_that_the_cameras_see(frames, key):
+    cloud = encoder(EVERYTHING)(frames, key)
+    positions = np.asarray(cloud.positions)[np.asarray(cloud.mask)]
+    assert len(positions) > 150
+    table = np.abs(positions[:, 2])
+    ball = np.abs(np.linalg.norm(positions - [[-0.2, 0.0, 0.12]], axis=1) - 0.12)
+    assert np.minimum(table, ball).max() < 1e-3
+    assert (table < 1e-3).sum() > 50
+    assert (ball < 1e-3).sum() > 10
+
+
+def test_permuting_cameras_permutes_the_merged_cloud(frames, key):
+    swapped = jax.tree.map(lambda x: x[::-1], frames)
+    with jax.debug_key_reuse(False):
+        one, other = (encoder(EVERYTHING)(x, key) for x in (frames, swapped))
+    np.testing.assert_array_equal(as_rows(one), as_rows(other))
+
+
+def test_a_camera_sees_the_same_whatever_its_place_in_the_list(frames, key):
+    # Features of a view must not depend on the other view's image.
+    dark = dataclasses.replace(frames, rgb=frames.rgb.at[1].set(0))
+    blind = dataclasses.replace(dark, depth_m=dark.depth_m.at[1].set(0.0))
+    seeing = dataclasses.replace(frames, depth_m=frames.depth_m.at[1].set(0.0))
+    with jax.debug_key_reuse(False):
+        one, other = (encoder(EVERYTHING)(x, key) for x in (blind, seeing))
+    np.testing.assert_allclose(as_rows(one), as_rows(other), atol=1e-5)
+
+
+def test_invalid_depth_of_any_kind_gives_the_same_cloud(frames, key):
+    broken = np.random.default_rng(0).random(frames.depth_m.shape) < 0.3
+    with jax.debug_key_reuse(False):
+        clouds = [
+            encoder()(
+                dataclasses.replace(frames, depth_m=jnp.where(broken, value, frames.depth_m)), key
+            )
+            for value in (0.0, jnp.nan, jnp.inf)
+        ]
+    for other in clouds[1:]:
+        for one, two in zip(jax.tree.leaves(clouds[0]), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_padding_changes_no_rendered_pixel(batch, frames, key):
+    # The same particles with and without room for a hundred more.
+    def predict(num_particles):
+        config = scenes.tiny_config(model={"num_particles": num_particles})
+        graphdef, params = model(config)
+
+        def run(frames, key, robot, rays):
+            module = scenes.apply(graphdef, params)
+            cloud = module.encode(frames, key)
+            after = module.rollout(cloud, cloud, robot)
+            last = jax.tree.map(lambda x: x[-1], after)
+            return cloud.mask.sum(), module.render(last, rays, None)
+
+        camera = jax.tree.map(lambda x: x[0], frames.camera)
+        rays = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[::5], pixel_rays(camera, 12, 16))
+        robot = jax.tree.map(lambda x: x[0], batch.robot)
+        return jax.jit(run)(frames, key, robot, rays)
+
+    few = np.random.default_rng(1).random(frames.depth_m.shape) < 0.1
+    frames = dataclasses.replace(frames, depth_m=jnp.where(few, frames.depth_m, 0.0))
+    count = int(encoder(EVERYTHING)(frames, jax.random.key(1)).mask.sum())
+    assert count > 10
+    with jax.debug_key_reuse(False):
+        (real, tight), (same, loose) = predict(count), predict(count + 100)
+    assert int(real) == int(same) == count
+    assert np.std(tight.rgb) > 1e-3
+    for one, other in zip(jax.tree.leaves(tight), jax.tree.leaves(loose), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+def test_white_targets_keep_visible_colours(frames):
+    graphdef, params = model()
+    targets = np.asarray(scenes.apply(graphdef, params).white_targets(frames))
+    seen = np.asarray(frames.depth_m) > 0
+    inside = seen & (np.abs(targets - 1).max(-1) > 0)
+    np.testing.assert_allclose(targets[inside], np.asarray(frames.rgb)[inside] / 255, atol=1e-6)
+    assert (targets[~seen] == 1).all()
+    assert inside.sum() > 100
+
+
+jitted_rays = jax.jit(sample_rays, static_argnums=3)
+
+
+def numbered_target(batch):
+    """Colours that name window, step and pixel, so that a drawn ray can be looked up."""
+    shape = (2, 2, 2, HEIGHT, WIDTH)
+    b, s, v, i, j = np.indices(shape)
+    return np.stack([100 * b + 10 * s + v, i, j], -1).astype(np.float32)
+
+
+def test_sampled_rays_run_through_the_pixels_of_their_targets(batch, key):
+    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+    target = numbered_target(batch)
+    # Differing cameras per window and step would show a mixed-up axis.
+    shift = np.random.default_rng(0).normal(size=(2, 2, 2)).astype(np.float32)
+    pose = future.camera.camera_to_world.at[..., 0, 3].add(shift)
+    camera = dataclasses.replace(future.camera, camera_to_world=pose)
+    future = dataclasses.replace(future, camera=camera)
+    rays, colours = jitted_rays(future, target, target[:, :1], TrainConfig(num_rays=40), key)
+    colours = np.asarray(colours).astype(int)
+    every = jax.tree.map(
+        np.asarray, jax.vmap(jax.vmap(jax.vmap(lambda c: pixel_rays(c, HEIGHT, WIDTH))))(camera)
+    )
+    for b, s in np.ndindex(2, 2):
+        assert (colours[b, s, :, 0] // 10 == 10 * b + s).all()
+        index = (b, s, colours[b, s, :, 0] % 10, colours[b, s, :, 1], colours[b, s, :, 2])
+        for name in ("origins", "directions", "z_scale"):
+            np.testing.assert_allclose(
+                getattr(rays, name)[b, s], getattr(every, name)[index], atol=1e-6
+            )
+
+
+def test_rays_are_uniform_over_all_pixels_of_both_cameras(batch, key):
+    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+    target, num_rays = numbered_target(batch), 40_000
+    _, colours = jitted_rays(future, target, target[:, :1], TrainConfig(num_rays=num_rays), key)
+    colours = np.asarray(colours).astype(int)
+    cell = (colours[..., 0] % 10) * HEIGHT * WIDTH + colours[..., 1] * WIDTH + colours[..., 2]
+    counts = np.stack(
+        [np.bincount(row, minlength=2 * HEIGHT * WIDTH) for row in cell.reshape(4, -1)]
+    )
+    share = 1 / (2 * HEIGHT * WIDTH)
+    # Binomial counts, five standard errors over 1,536 cells: once in a thousand keys.
+    error = np.sqrt(share * (1 - share) / num_rays)
+    np.testing.assert_allclose(counts / num_rays, share, atol=5 * error)
+    assert (cell[0, 0] != cell[0, 1]).any()
+    assert (cell[0, 0] != cell[1, 0]).any()
+
+
+def test_moving_pixels_are_drawn_as_much_more_often_as_asked(batch, key):
+    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+    before = np.zeros((2, 1, 2, HEIGHT, WIDTH, 3), np.float32)
+    target = np.zeros((2, 2, 2, HEIGHT, WIDTH, 3), np.float32)
+    target[..., :4, :, 1] = 0.11  # a third of the rows moves
+    target[..., 4:8, :, 2] = 0.09  # below the threshold
+    config = TrainConfig(num_rays=20_000, moving_ray_weight=4.0)
+    _, colours = jitted_rays(future, target, before, config, key)
+    share = (np.asarray(colours)[..., 1] > 0.1).mean(-1)
+    expected = 4 / (4 + 2)
+    error = np.sqrt(expected * (1 - expected) / config.num_rays)
+    np.testing.assert_allclose(share, expected, atol=5 * error)
+
+
+def freeze(params):
+    """Zero the read-out, as at initialisation: the dynamics copies its input."""
+    dynamics = params["dynamics"]
+    head = {**dynamics["head"], "out": jax.tree.map(jnp.zeros_like, dynamics["head"]["out"])}
+    return {**params, "dynamics": {**dynamics, "head": head}}
+
+
+def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step(monkeypatch):
+    batch = jax.tree.map(jnp.asarray, scenes.make_batch(2, 5, HEIGHT, WIDTH, moving=False))
+    graphdef, params = model()
+    params = freeze(params)
+    drawn = np.random.default_rng(0).integers(HEIGHT * WIDTH, size=16)
+
+    def same_rays(frames, target, *_):
+        camera = jax.tree.map(lambda x: x[0, 0, 0], frames.camera)
+        rays = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:])[drawn], pixel_rays(camera, HEIGHT, WIDTH)
+        )
+        steps = target.shape[:2]
+        rays = jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *x.shape)), rays)
+        return rays, target[:, :, 0].reshape(*steps, -1, 3)[:, :, drawn]
+
+    monkeypatch.setattr(hdvpd.model, "sample_rays", same_rays)
+
+    def deterministic(graphdef, params):
+        module = scenes.apply(graphdef, params)
+        render = module.renderer
+
+        class MiddleOfStrata(nnx.Module):
+            def __call__(self, clouds, rays, key):
+                del key
+                return render(clouds, rays, None)
+
+        module.renderer = MiddleOfStrata()
+        return module
+
+    def run(batch, key):
+        module = deterministic(graphdef, params)
+        per_step = module.loss(batch, key)
+        # Reconstruction: encode the last observed frame as the loss does and render it.
+        encode_key = jax.random.split(key, 3)[0]
+        keys = [jax.random.split(k)[1] for k in jax.random.split(encode_key, 2)]
+        errors = []
+        for b in range(2):
+            frames = jax.tree.map(lambda x, b=b: x[b, 1], batch.frames)
+            rays, target = same_rays(
+                jax.tree.map(lambda x: x[None, None], frames),
+                module.white_targets(frames)[None, None],
+            )
+            rays = jax.tree.map(lambda x: x[0, 0], rays)
+            seen = module.render(module.encode(frames, keys[b]), rays, None)
+            errors.append(jnp.mean((seen.rgb - target[0, 0]) ** 2))
+        return per_step, sum(errors) / 2
+
+    with jax.debug_key_reuse(False):
+        per_step, reconstruction = jax.jit(run)(batch, jax.random.key(0))
+    assert reconstruction > 1e-3
+    np.testing.assert_allclose(per_step, reconstruction, rtol=1e-5)
+
+
+@functools.cache
+def loss_and_gradients():
+    """Return the jitted loss with gradients to parameters and robot points, and parameters."""
+    config = scenes.tiny_config(model={"kernels": "host", "knn": "kdtree"})
+    graphdef, params = model(config)
+
+    def loss(moving, batch, key):
+        params, positions = moving
+        robot = dataclasses.replace(batch.robot, positions=positions)
+        return (
+            scenes.apply(graphdef, params).loss(dataclasses.replace(batch, robot=robot), key).mean()
+        )
+
+    run = jax.jit(jax.value_and_grad(loss))
+
+    def call(batch, params=params):
+        with jax.debug_key_reuse(False):
+            return run((params, batch.robot.positions), batch, jax.random.key(2))
+
+    return call, params
+
+
+def test_host_and_xla_agree_on_the_whole_training_loss(batch):
+    # One search for both: static points seen twice tie, and searches may break ties differently.
+    value, _ = loss_and_gradients()[0](batch)
+    config = scenes.tiny_config(model={"kernels": "xla", "knn": "kdtree"})
+    graphdef, params = model(config)
+    run = jax.jit(lambda batch, key: scenes.apply(graphdef, params).loss(batch, key).mean())
+    with jax.debug_key_reuse(False):
+        np.testing.assert_allclose(run(batch, jax.random.key(2)), value, rtol=1e-5)
+
+
+def test_action_moves_pixels_only_once_the_read_out_is_trained(batch):
+    call, params = loss_and_gradients()
+    grads = np.asarray(call(batch)[1][1])
+    assert (np.abs(grads[:, :4]).max(axis=(0, 2, 3)) > 0).all()
+    frozen = np.asarray(call(batch, freeze(params))[1][1])
+    np.testing.assert_array_equal(frozen, 0.0)
+
+
+def test_every_parameter_has_a_gradient(batch):
+    grads = loss_and_gradients()[0](batch)[1][0]
+    silent = [
+        jax.tree_util.keystr(path)
+        for path, grad in jax.tree_util.tree_leaves_with_path(grads)
+        if not (np.asarray(grad) != 0).any()
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("depth", [0.0, np.nan])
+def test_windows_without_any_valid_depth_have_finite_loss_and_gradients(batch, depth):
+    frames = batch.frames
+    blind = dataclasses.replace(frames, depth_m=frames.depth_m.at[0].set(depth))
+    results = loss_and_gradients()[0](dataclasses.replace(batch, frames=blind))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
+
+
+def image_of(config, cloud, camera, height, width):
+    graphdef, params = model(config)
+
+    def run(cloud, camera):
+        return render_image(scenes.apply(graphdef, params), cloud, camera, height, width)
+
+    return jax.jit(run), (cloud, camera)
+
+
+def test_image_in_chunks_equals_the_whole_image(frames, key):
+    cloud = encoder()(frames, key)
+    camera = jax.tree.map(lambda x: x[0], frames.camera)
+    images = []
+    for chunk_rays in (HEIGHT * WIDTH, 50, 5000):
+        config = scenes.tiny_config(render={"chunk_rays": chunk_rays})
+        run, inputs = image_of(config, cloud, camera, HEIGHT, WIDTH)
+        images.append(run(*inputs))
+    graphdef, params = model()
+    rays = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pixel_rays(camera, HEIGHT, WIDTH))
+    direct = jax.jit(lambda *x: scenes.apply(graphdef, params).render(*x, None))(cloud, rays)
+    assert images[0].rgb.shape == (HEIGHT, WIDTH, 3)
+    assert images[0].depth_m.shape == images[0].acc.shape == (HEIGHT, WIDTH)
+    assert np.std(direct.rgb) > 1e-3
+    for image in images:
+        for name in ("rgb", "depth_m", "acc"):
+            flat = np.asarray(getattr(direct, name)).reshape(getattr(image, name).shape)
+            np.testing.assert_allclose(getattr(image, name), flat, atol=1e-6)
+
+
+def test_memory_of_an_image_does_not_grow_with_its_size(frames, key):
+    cloud = encoder()(frames, key)
+    camera = jax.tree.map(lambda x: x[0], frames.camera)
+    config = scenes.tiny_config(render={"chunk_rays": 256})
+
+    def temporary_bytes(height, width):
+        run, inputs = image_of(config, cloud, camera, height, width)
+        memory = run.lower(*inputs).compile().memory_analysis()
+        return memory.temp_size_in_bytes
+
+    # Beyond the rays themselves and the padded result: 12 floats per added pixel.
+    added = temporary_bytes(64, 64) - temporary_bytes(16, 32)
+    assert added < 1.5 * 4 * 12 * (64 * 64 - 16 * 32)
+
+
+def test_frames_of_a_time_step_may_have_any_number_of_views(frames, key):
+    one_view = jax.tree.map(lambda x: x[:1], frames)
+    cloud = encoder(EVERYTHING)(one_view, key)
+    positions = np.asarray(cloud.positions)[np.asarray(cloud.mask)]
+    assert 50 < len(positions) <= (np.asarray(one_view.depth_m) > 0).sum()

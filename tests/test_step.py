@@ -1,0 +1,183 @@
+"""The training step: deterministic, skips what is not finite, compiles once, can over-fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scenes
+
+from hdvpd.training import step as training
+from hdvpd.training.step import create_train_state, make_train_step, make_validate
+
+CONFIG = scenes.tiny_config()
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two windows of two observed and two predicted frames."""
+    return jax.tree.map(jnp.asarray, scenes.make_batch(2, 4, 12, 16))
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """Definition, initial state on the host, and the jitted step."""
+    graphdef, state = create_train_state(CONFIG, scenes.SCENE)
+    return graphdef, jax.device_get(state), make_train_step(CONFIG, graphdef)
+
+
+def on_device(state):
+    return jax.tree.map(jnp.array, state)
+
+
+def run(trainer, batches):
+    """Train from the initial state; return the state and the metrics of every step."""
+    _, initial, step = trainer
+    state, history = on_device(initial), []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        history.append(jax.device_get(metrics))
+    return jax.device_get(state), history
+
+
+def assert_same_bits(tree, other):
+    for one, two in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.fixture(scope="module")
+def four_steps(trainer, batch):
+    return run(trainer, [batch] * 4)
+
+
+def test_same_seed_gives_the_same_bits(trainer, batch, four_steps):
+    state, history = run(trainer, [batch] * 4)
+    assert_same_bits(state, four_steps[0])
+    assert_same_bits(history, four_steps[1])
+
+
+def test_two_and_two_steps_equal_four(trainer, batch, four_steps):
+    _, _, step = trainer
+    state, history = run(trainer, [batch] * 2)
+    state = on_device(jax.device_get(state))  # as from a checkpoint
+    for _ in range(2):
+        state, metrics = step(state, batch)
+        history.append(jax.device_get(metrics))
+    assert_same_bits(state, four_steps[0])
+    assert_same_bits(history, four_steps[1])
+
+
+def test_second_step_does_not_compile_again(trainer, batch, four_steps):
+    _, _, step = trainer
+    del four_steps, batch
+    assert step._cache_size() == 1
+
+
+def test_state_and_metrics_are_those_of_the_step(trainer, four_steps):
+    _, initial, _ = trainer
+    state, history = four_steps
+    assert int(state.step) == 4
+    for metrics in history:
+        per_step = [metrics[f"loss_step_{s}"] for s in range(CONFIG.train.horizon)]
+        assert metrics["loss"] == pytest.approx(np.mean(per_step), rel=1e-6)
+        assert metrics["learning_rate"] == pytest.approx(1e-3)
+        assert metrics["nonfinite"] == 0
+        assert metrics["grad_norm"] > 0
+    changed = jax.tree.map(lambda new, old: (new != old).any(), state.params, initial.params)
+    still = [jax.tree_util.keystr(path) for path, value in
+             jax.tree_util.tree_leaves_with_path(changed) if not value]  # fmt: skip
+    assert still == []
+
+
+def test_rays_differ_from_step_to_step(trainer, batch):
+    graphdef, initial, _ = trainer
+    validate = make_validate(CONFIG, graphdef)
+    key = jax.random.key(CONFIG.train.seed)
+    params = on_device(initial.params)
+    with jax.debug_key_reuse(False):
+        losses = [
+            float(validate(params, batch, jax.random.fold_in(key, step))["loss"])
+            for step in (0, 0, 1)
+        ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def spoil(batch):
+    """Make the robot's planned positions infinite, which no validity mask hides."""
+    positions = batch.robot.positions.at[0, 2].set(jnp.inf)
+    return dataclasses.replace(batch, robot=dataclasses.replace(batch.robot, positions=positions))
+
+
+def test_nonfinite_step_is_skipped_and_counted(trainer, batch, four_steps):
+    state, history = run(trainer, [batch, spoil(batch), spoil(batch), batch])
+    assert [int(m["nonfinite"]) for m in history] == [0, 1, 1, 0]
+    assert [int(m["nonfinite_in_row"]) for m in history] == [0, 1, 2, 0]
+    assert int(state.nonfinite_total) == 2
+    assert int(state.step) == 4
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.params, state.opt_state)))
+    assert history[0]["loss"] == four_steps[1][0]["loss"]
+
+
+def test_skipped_step_leaves_parameters_and_optimiser_bit_for_bit(trainer, batch):
+    before, _ = run(trainer, [batch])
+    after, history = run(trainer, [batch, spoil(batch)])
+    assert int(history[1]["nonfinite"]) == 1
+    assert_same_bits(before.params, after.params)
+    assert_same_bits(before.opt_state, after.opt_state)
+
+
+def test_nonfinite_gradient_of_a_finite_loss_is_skipped_too(trainer, batch, monkeypatch):
+    graphdef, initial, _ = trainer
+
+    @jax.custom_vjp
+    def poison(x):
+        return x
+
+    poison.defvjp(lambda x: (x, None), lambda _, g: (g * jnp.nan,))
+
+    class Finite:
+        def __init__(self, params):
+            self.params = params
+
+        def loss(self, batch, key):
+            del batch, key
+            first = jax.tree.leaves(self.params)[0]
+            return jnp.ones(2) + poison(first.sum())
+
+    monkeypatch.setattr(training, "merge_model", lambda graphdef, params: Finite(params))
+    step = make_train_step(CONFIG, graphdef)
+    state, metrics = step(on_device(initial), batch)
+    assert np.isfinite(metrics["loss"])
+    assert not np.isfinite(metrics["grad_norm"])
+    assert int(metrics["nonfinite"]) == 1
+    assert_same_bits(jax.device_get(state.params), initial.params)
+
+
+def test_validation_changes_nothing_and_repeats(trainer, batch):
+    graphdef, initial, _ = trainer
+    validate = make_validate(CONFIG, graphdef)
+    params = on_device(initial.params)
+    with jax.debug_key_reuse(False):
+        first, second = (validate(params, batch, jax.random.key(5)) for _ in range(2))
+    assert_same_bits(first, second)
+    assert_same_bits(jax.device_get(params), initial.params)
+
+
+def test_one_batch_can_be_overfitted():
+    config = scenes.tiny_config(
+        model={"num_particles": 160},
+        train={"learning_rates": (5e-3,), "batch_size": 1, "horizon": 1, "num_rays": 96},
+    )
+    batch = jax.tree.map(jnp.asarray, scenes.make_batch(1, 3, 12, 16))
+    graphdef, state = create_train_state(config, scenes.SCENE)
+    step, validate = make_train_step(config, graphdef), make_validate(config, graphdef)
+
+    def measure(params):
+        with jax.debug_key_reuse(False):
+            return float(validate(params, batch, jax.random.key(9))["loss"])
+
+    before = measure(state.params)
+    for _ in range(300):
+        state, _ = step(state, batch)
+    assert measure(state.params) < before / 10
