@@ -5,8 +5,9 @@ blockwise XLA search whose memory is bounded (for accelerators), open3d and keop
 Indices and distances carry no gradient: callers that need one recompute distances from positions.
 """
 
+import importlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +194,7 @@ def _open3d(
 ) -> tuple[np.ndarray, np.ndarray]:
     del max_distance  # filtered by the caller
     try:
-        import open3d.core as o3c
+        o3c: Any = importlib.import_module("open3d.core")
     except (ImportError, OSError) as error:
         raise UserError(
             f"model.knn = 'open3d' needs Open3D, which does not import ({error}): "
