@@ -29,7 +29,7 @@ def tiny_config(**overrides: dict) -> Config:
     config = Config(
         data=DataConfig(height=12, width=16),
         model=ModelConfig(
-            num_particles=48, feature_dim=6, unet_channels=(8, 8), num_layers=2, latent_dim=16,
+            num_particles=48, feature_dim=6, unet_channels=(8, 8), num_layers=1, latent_dim=16,
             num_heads=2,
         ),
         render=RenderConfig(

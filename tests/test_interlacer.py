@@ -77,7 +77,7 @@ def assert_close(change, other, atol=1e-5):
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
+        {"num_layers": 2},
         {"kernels": "host", "position_frequencies": 2},
         {"knn": "xla", "position_embedding": False, "carry": False},
         {"local": "none"},

@@ -306,7 +306,7 @@ def test_values_and_gradients_are_finite_over_magnitudes(spread, offset, scale):
     )
     # One ray runs exactly through a particle, and one starts at it.
     rays = camera_rays()
-    rays.origins.setflags(write=True)
+    rays = jax.tree.map(np.copy, rays)
     rays.origins[0, 0] = clouds.positions[0, 0] - 0.5 * rays.directions[0, 0]
     results = value_and_gradients()(clouds, rays)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(results))
@@ -409,8 +409,8 @@ def single_particle():
     config = RenderConfig(near=0.1, far=1.0, eval_num_samples=64, eval_num_proposals=32)
     graphdef, params = definition(config)
     views = camera_rays(), camera_rays(eye=(-0.5, 0.1, 0.1))
-    rays = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *views)
-    cloud = jax.tree.map(lambda x: np.ones_like(x), blob(1))
+    rays = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *views)
+    cloud = jax.tree.map(jnp.ones_like, blob(1))
 
     def image(position):
         module = scenes.apply(graphdef, params)
