@@ -29,7 +29,7 @@ IMAGE = (96, 128)
 def measure(num_particles: int) -> dict[str, float]:
     """Return seconds of encoder, one dynamics step and one small image, and peak memory [GiB]."""
     overrides = ["--model.num-particles", str(num_particles), "--train.batch-size", "1"]
-    overrides += ["--train.horizon", "1", "--train.remat", "False"]
+    overrides += ["--train.horizon", "1", "--train.no-remat"]
     overrides += ["--data.height", str(HEIGHT), "--data.width", str(WIDTH)]
     config = load_config("paper", overrides)
     dataset, batch = analytic_batch(config)
