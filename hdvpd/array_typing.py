@@ -32,30 +32,39 @@ __all__ = [
     "Shaped",
     "UInt8",
     "pytree",
+    "static",
 ]
 
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True)
+def static() -> Any:
+    """Declare a field of a `pytree` that is part of its structure: hashable, never traced."""
+    return dataclasses.field(metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def pytree(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass whose fields are all children of a jax pytree.
+    """Make a frozen dataclass whose fields, but for `static` ones, are children of a jax pytree.
 
     Unflattening bypasses the constructor, because vmap, scan and eval_shape build trees whose
     leaves are not arrays, which a runtime-checked constructor would refuse
     (patrick-kidger/jaxtyping#277).
     """
     dataclasses.dataclass(frozen=True)(cls)
-    names = tuple(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fixed = tuple(field.name for field in fields if field.metadata.get("static"))
+    names = tuple(field.name for field in fields if field.name not in fixed)
 
-    def flatten(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], None]:
+    def flatten(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
         children = ((jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in names)
-        return tuple(children), None
+        return tuple(children), tuple(getattr(tree, name) for name in fixed)
 
-    def unflatten(_: None, children: Iterable[Any]) -> Any:
+    def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> Any:
         tree: Any = object.__new__(cls)
-        for name, child in zip(names, children, strict=True):
-            object.__setattr__(tree, name, child)
+        values = (*children, *structure)
+        for name, value in zip((*names, *fixed), values, strict=True):
+            object.__setattr__(tree, name, value)
         return tree
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
