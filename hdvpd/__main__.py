@@ -23,7 +23,12 @@ from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_toml, split_overrides
 from hdvpd.members import MEMBERS
-from hdvpd.studies.settings import ExpressivitySettings, MotifSettings
+from hdvpd.studies.settings import (
+    ExpressivitySettings,
+    MotifSettings,
+    VideoSettings,
+    VisionSettings,
+)
 
 ConfigFlags = Annotated[Config, tyro.conf.arg(name="")]
 
@@ -473,6 +478,44 @@ class StudyExpressivity(Verb):
 
 
 @dataclass(frozen=True)
+class StudyVision(Verb):
+    """Compare attention and masks in small vision transformers on digits: table and figure."""
+
+    example = "hdvpd study vision --out runs/vision"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings.toml, runs.csv, summary.csv and accuracy.png."""
+    settings: Annotated[VisionSettings, tyro.conf.arg(name="")] = field(
+        default_factory=VisionSettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import vision
+
+        vision.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
+class StudyVideo(Verb):
+    """Compare attention and masks in video transformers on simulated clips: table and figure."""
+
+    example = "hdvpd study video --out runs/video"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for clips, settings.toml, runs.csv, summary.csv and accuracy.png."""
+    settings: Annotated[VideoSettings, tyro.conf.arg(name="")] = field(
+        default_factory=VideoSettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import video
+
+        video.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
 class Doctor(Verb):
     """Report the machine, the versions and what is missing, each with its remedy."""
 
@@ -499,6 +542,8 @@ VERBS: dict[str, type[Verb]] = {
     "study grf": StudyGrf,
     "study motifs": StudyMotifs,
     "study expressivity": StudyExpressivity,
+    "study vision": StudyVision,
+    "study video": StudyVideo,
     "doctor": Doctor,
 }
 

@@ -4,13 +4,17 @@ Light: the command line imports this module to show its help.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast
 
 from hdvpd.errors import UserError
 
 MOTIF_TASKS = ("cycle", "caveman", "circle", "grid", "ladder", "circular-ladder")
 """Induced cycles in trees, then the five motifs planted in random graphs."""
 MOTIF_MODELS = ("gkat", "gat", "gcn", "sgc")
+DIGITS = 1797
+"""Images in scikit-learn's set of digits."""
+CLIP_SIZE = (32, 40)
+"""Height and width of the simulated clips [px]."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,150 @@ class ExpressivitySettings:
         _require(self, "walkers", whole, "positive numbers, separated by commas")
 
 
+POSITIONS = ("learned", "none")
+_MASKS = ("", "toeplitz", "exact", "grf", "ad-hoc", "free")
+_WALKED = ("grf", "ad-hoc")
+
+
+class Variant(NamedTuple):
+    """One kind of attention in a transformer, written such as softmax or linear+grf-16.
+
+    Attributes:
+      attention: softmax or linear.
+      mask: toeplitz (a number per offset), exact (power series of the grid graph), grf (the same by
+        walks), ad-hoc (counts of visits instead), free (learned features), or empty.
+      walkers: per cell, for grf and ad-hoc; 0 for others.
+    """
+
+    attention: Literal["softmax", "linear"]
+    mask: str
+    walkers: int
+
+
+def parse_variant(word: str) -> Variant | None:
+    """Return the variant that a word names, or None if it names none."""
+    attention, plus, mask = word.partition("+")
+    name, _, walkers = mask.rpartition("-")
+    if name not in _WALKED:
+        name, walkers = mask, ""
+    known = attention in ("softmax", "linear") and name in _MASKS and bool(plus) == bool(name)
+    counted = walkers.isdecimal() and int(walkers) > 0
+    if not known or counted != (name in _WALKED):
+        return None
+    return Variant(cast("Literal['softmax', 'linear']", attention), name, int(walkers or 0))
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """What the studies of vision transformers share; "paper" is arXiv 2410.03462, appendix C."""
+
+    variants: str
+    """Variants, separated by commas: softmax or linear, and +toeplitz, +exact, +free, +grf-N or
+    +ad-hoc-N with N walkers per cell."""
+    positions: str
+    """Position embeddings, learned, none or both separated by a comma (paper: learned)."""
+    seeds: int
+    """Runs per variant; a seed draws the split, initial weights, walks and batches."""
+    steps: int
+    """Steps of Adam."""
+    batch_size: int
+    """Examples per step."""
+    patch: int
+    """Height and width of a patch [px]."""
+    width: int = 32
+    """Width of tokens (paper: 768)."""
+    heads: int = 4
+    """Heads of attention (paper: 12)."""
+    depth: int = 2
+    """Blocks of an encoder (paper: 12)."""
+    learning_rate: float = 3e-3
+    """Of Adam, after a tenth of the steps as warm-up; then a cosine to 1e-5."""
+    hops: int = 10
+    """Last power of W in a mask's features (paper: 100, or 10 for the smaller image sets)."""
+    halting: float = 0.1
+    """Probability that a walker stops before a hop."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        _require_positive(
+            self, "seeds", "steps", "batch_size", "patch", "width", "heads", "depth",
+            "learning_rate",
+        )  # fmt: skip
+        _require(self, "width", self.width % self.heads == 0, "a multiple of --heads")
+        _require(self, "hops", self.hops >= 0, "0 or more")
+        _require(self, "halting", 0 <= self.halting < 1, "a probability below 1")
+        split_names(self, "positions", POSITIONS)
+        words = split_words(self.variants)
+        known = bool(words) and all(map(parse_variant, words))
+        _require(self, "variants", known, "such as softmax,linear+exact,linear+grf-16")
+
+
+@dataclass(frozen=True)
+class VisionSettings(TransformerSettings):
+    """The study of small vision transformers on scikit-learn's digits."""
+
+    variants: str = (
+        "softmax,linear,linear+toeplitz,linear+exact,linear+grf-1,linear+grf-4,linear+grf-16,"
+        "linear+grf-64,linear+ad-hoc-16,linear+free"
+    )
+    positions: str = "learned,none"
+    seeds: int = 5
+    steps: int = 1500
+    batch_size: int = 32
+    patch: int = 1
+    train_images: int = 1000
+    """Images to train on; the rest of the 1,797 is to test."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        super().__post_init__()
+        fits = self.batch_size <= self.train_images < DIGITS
+        _require(self, "train_images", fits, f"--batch-size or more and below {DIGITS}")
+        _require(self, "patch", self.patch in (1, 2, 4), "1, 2 or 4: images have 8x8 pixels")
+
+
+@dataclass(frozen=True)
+class VideoSettings(TransformerSettings):
+    """The study of video transformers on simulated clips of the three robot tasks."""
+
+    variants: str = "softmax,softmax+grf-16,linear,linear+grf-16"
+    positions: str = "learned"
+    seeds: int = 5
+    steps: int = 400
+    batch_size: int = 16
+    patch: int = 4
+    clips: int = 300
+    """Simulated clips, a third of them for each task."""
+    test_clips: int = 90
+    """Clips of them to test."""
+    frames: int = 8
+    """Frames of a clip."""
+    workers: int = 2
+    """Processes that simulate; never changes what is written."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        super().__post_init__()
+        _require_positive(self, "workers", "test_clips")
+        _require(self, "frames", self.frames >= 3, "3 or more")
+        fits = self.batch_size <= self.clips - self.test_clips
+        _require(self, "clips", fits, "--test-clips and --batch-size together or more")
+        fits = all(pixels % self.patch == 0 for pixels in CLIP_SIZE)
+        _require(self, "patch", fits, "a divisor of {} and {} pixels".format(*CLIP_SIZE))
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Return the words between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def split_names(settings: Any, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in a field, separated there by commas.
 
     Raises:
       UserError: there is none, or one is not known.
     """
-    found = tuple(word.strip() for word in getattr(settings, name).split(",") if word.strip())
+    found = split_words(getattr(settings, name))
     _require(settings, name, bool(found) and set(found) <= set(known), f"some of {','.join(known)}")
     return found
 

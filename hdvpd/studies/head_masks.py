@@ -1,0 +1,192 @@
+"""Masks that vision transformers learn: one for every head, over a grid's cells and a class token.
+
+A family says how a mask follows from a head's parameters; `HeadMasks` holds the parameters of all
+heads of a layer. Mask entries are never negative: parameters that could make them so pass through
+softplus (`AbstractMaskFamily.positive`).
+"""
+
+import abc
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
+from hdvpd.attention.graphs import Graph, matrix_graph, symmetric_weights, transition_graph
+from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.attention.masks.compose import ClassTokenMask
+from hdvpd.attention.masks.low_rank import LowRankMask
+from hdvpd.attention.masks.series import PowerSeriesMask
+from hdvpd.attention.masks.toeplitz import ToeplitzMask
+from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.attention.walks import Walks, sample_walks
+from hdvpd.studies.grf_measurements import grid
+
+_DECAY = 0.01
+_FREE_SPREAD = 0.5
+
+
+class Frozen(nnx.Variable):
+    """What is drawn once and never trained."""
+
+
+@dataclass(frozen=True)
+class AbstractMaskFamily(abc.ABC):
+    """How a head's mask over the cells of a grid follows from its parameters.
+
+    Attributes:
+      cells: rows and columns of the grid.
+    """
+
+    cells: tuple[int, int]
+
+    @abc.abstractmethod
+    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return a head's parameters when learning starts."""
+
+    def frozen(self, key: PRNGKey) -> Any:
+        """Draw what a head keeps: nothing, unless the family says otherwise."""
+        del key
+        return ()
+
+    @abc.abstractmethod
+    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> AbstractMask:
+        """Return a head's mask over the cells."""
+
+
+@dataclass(frozen=True)
+class Toeplitz(AbstractMaskFamily):
+    """A number for every offset between two cells, all 1 at first (arXiv 2107.07999)."""
+
+    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return the table before softplus."""
+        del key
+        return jnp.full([2 * cells - 1 for cells in self.cells], inverse_softplus(1.0))
+
+    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> ToeplitzMask:
+        """Return the mask with this table."""
+        del frozen
+        return ToeplitzMask(jax.nn.softplus(parameters))
+
+
+@dataclass(frozen=True)
+class Series(AbstractMaskFamily):
+    """M_alpha = Phi Phi^T with Phi = sum_l f_l W^l of the grid graph (arXiv 2410.03462, Eq. 4).
+
+    f is learned and positive, so that M_alpha is positive semi-definite and has no entry below 0;
+    alpha = f * f, all 2 h + 1 coefficients. Learning starts at f_l = exp(-0.01 l).
+
+    Attributes:
+      num_hops: h, the last power in Phi.
+    """
+
+    num_hops: int
+
+    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return f before softplus."""
+        del key
+        return inverse_softplus(jnp.exp(-_DECAY * jnp.arange(self.num_hops + 1)))
+
+    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> AbstractMask:
+        """Return M_alpha by repeated products with W."""
+        del frozen
+        modulation = jax.nn.softplus(parameters)
+        return PowerSeriesMask(grid_graph(self.cells), jnp.convolve(modulation, modulation))
+
+
+@dataclass(frozen=True)
+class Walked(Series):
+    """The same with Phi estimated by graph random features of walks that are drawn once.
+
+    One set of walks serves queries and keys, as in the paper's algorithm 1.
+
+    Attributes:
+      num_walkers: per cell.
+      halting: probability to stop before each hop.
+      importance: weigh every walk by its edges' weights over its probability; without, features are
+        counts of visits (the ad-hoc ablation, Eq. 21).
+    """
+
+    num_walkers: int
+    halting: float
+    importance: bool
+
+    def frozen(self, key: PRNGKey) -> Walks:
+        """Draw a head's walks; unused entries are cut off where no row can need them."""
+        graph = grid_graph(self.cells)
+        if not self.importance:
+            graph = transition_graph(graph, self.halting)
+        walks = _draw_walks(graph, key, self.num_walkers, self.num_hops, self.halting)
+        most = min(walks.nodes.shape[1], graph.num_nodes)
+        nothing = jnp.zeros((0,), jnp.int32)
+        return Walks(
+            walks.nodes[:, :most], walks.loads[:, :most], walks.num_entries, nothing, nothing
+        )
+
+    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> WalkMask:
+        """Return Phi Phi^T of the head's walks."""
+        rows = walk_rows(frozen, jax.nn.softplus(parameters))
+        return WalkMask(rows, rows)
+
+
+@dataclass(frozen=True)
+class Free(AbstractMaskFamily):
+    """M = F F^T with N learned numbers for every one of N cells (the paper's ablation)."""
+
+    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return F before softplus: nearly constant, so that all cells start nearly alike."""
+        num_cells = math.prod(self.cells)
+        return _FREE_SPREAD * jax.random.normal(key, (num_cells, num_cells))
+
+    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> LowRankMask:
+        """Return F F^T."""
+        del frozen
+        features = jax.nn.softplus(parameters)
+        return LowRankMask(features, features)
+
+
+class HeadMasks(nnx.Module):
+    """The masks of all heads of a layer, each with the class token before the grid's cells."""
+
+    def __init__(self, family: AbstractMaskFamily, num_heads: int, *, rngs: nnx.Rngs):
+        self.family = family
+        # From a stream of their own: models without masks start with the same weights.
+        keys = jax.random.split(rngs.masks(), num_heads)
+        self.parameters = nnx.Param(jax.vmap(family.initial_parameters)(keys))
+        drawn = [family.frozen(key) for key in jax.random.split(rngs.masks(), num_heads)]
+        self.frozen = Frozen(jax.tree.map(lambda *of_heads: jnp.stack(of_heads), *drawn))
+
+    def map(self, function: Callable[..., JaxArray], *arrays: Float[Array, "a *_"]) -> JaxArray:
+        """Return function(mask, *arrays) of every head; the first axis is that of the heads."""
+
+        def of_head(parameters: JaxArray, frozen: Any, *arrays: JaxArray) -> JaxArray:
+            return function(ClassTokenMask(self.family.mask(parameters, frozen)), *arrays)
+
+        return jax.vmap(of_head)(self.parameters.get_value(), self.frozen.get_value(), *arrays)
+
+    def dense(self) -> Float[JaxArray, "a t t"]:
+        """Return every head's mask as a matrix."""
+        return self.map(lambda mask: mask.dense())
+
+
+@functools.cache
+def grid_graph(cells: tuple[int, int]) -> Graph:
+    """Return the graph of a grid in row-major order, W_ij = A_ij / sqrt(d_i d_j)."""
+    return matrix_graph(symmetric_weights(grid(*cells)))
+
+
+def inverse_softplus(positive: Float[Array, "..."] | float) -> Float[JaxArray, "..."]:
+    """Return log(exp(y) - 1)."""
+    return jnp.log(jnp.expm1(positive))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _draw_walks(
+    graph: Graph, key: PRNGKey, num_walkers: int, num_hops: int, halting: float
+) -> Walks:
+    return sample_walks(graph, num_walkers, num_hops, key, halting=halting)
