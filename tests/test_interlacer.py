@@ -64,7 +64,7 @@ def assert_close(change, other, atol=1e-5):
         {"local": "none"},
         {"local": "none", "global_mask": "diffusion"},
         {"local": "rwgnk", "global_mask": "rwgnk", "kernels": "host"},
-        {"local": "mp", "global_mask": "grf"},
+        {"local": "none", "global_mask": "grf"},
         {"local_heads": 4, "kernels": "host"},
     ],
 )

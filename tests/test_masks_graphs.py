@@ -156,7 +156,8 @@ def test_diffusion_times_add_and_heat_is_kept(generator):
     np.testing.assert_allclose(apply(0.5, apply(0.7, x)), whole, atol=1e-5 * np.abs(whole).max())
     ones, dense = np.ones((9, 1), np.float32), np.asarray(apply(1.2, np.eye(9, dtype=np.float32)))
     assert dense.min() > -1e-5 * dense.max()
-    np.testing.assert_allclose(dense[3], np.eye(9)[3], atol=2e-6 * dense.max())
+    largest = np.exp(1.2 * weighted_adjacency().sum(1).max()) if generator == "adjacency" else 1
+    np.testing.assert_allclose(dense[3], np.eye(9)[3], atol=2e-6 * largest)
     if generator == "laplacian":
         np.testing.assert_allclose(apply(1.2, ones), ones, atol=2e-6)
     if generator == "walk":
