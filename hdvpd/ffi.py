@@ -8,8 +8,9 @@ XLA promises to keep a version working for at least twelve months (same file).
 
 import ctypes
 import functools
+import pkgutil
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -92,7 +93,7 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 
 
 def ffi_call(
-    function: Callable[..., None], results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
+    function: str, results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
 ) -> list[jax.Array]:
     """Call a function that fills arrays in place from a traced program, on CPU.
 
@@ -100,15 +101,17 @@ def ffi_call(
     The function runs while XLA waits and may not call jax.
 
     Args:
-      function: gets numpy views of the arguments (read-only) and of the results (not initialised),
-        in this order; pure, and importable under its qualified name, which names the call.
+      function: its name, as in "package.module:function", imported when first run. It gets numpy
+        views of the arguments (read-only) and of the results (not initialised), in this order, and
+        is pure.
       results: shapes and dtypes to fill.
       *arguments: arrays.
 
     Raises:
       XlaRuntimeError: the function raised; the message holds its traceback.
     """
-    call = jax.ffi.ffi_call(_registered(function), tuple(results), vmap_method="sequential")
+    _register(function)
+    call = jax.ffi.ffi_call(function, tuple(results), vmap_method="sequential")
     return list(call(*arguments))
 
 
@@ -117,14 +120,12 @@ _HANDLERS: dict[str, Any] = {}
 
 
 @functools.cache
-def _registered(function: Callable[..., None]) -> str:
-    name = f"{function.__module__}.{function.__qualname__}"
-    _HANDLERS[name] = _Handler(functools.partial(_handle, function))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_HANDLERS[name]), platform="cpu")
-    return name
+def _register(function: str) -> None:
+    _HANDLERS[function] = _Handler(functools.partial(_handle, function))
+    jax.ffi.register_ffi_target(function, jax.ffi.pycapsule(_HANDLERS[function]), platform="cpu")
 
 
-def _handle(function: Callable[..., None], frame: Any) -> int | None:
+def _handle(function: str, frame: Any) -> int | None:
     """Answer XLA's question for our version, or run the function; return no error or one."""
     frame = frame.contents
     if frame.extension:
@@ -134,7 +135,7 @@ def _handle(function: Callable[..., None], frame: Any) -> int | None:
             version.major, version.minor = _VERSION
             return None
     try:
-        function(
+        pkgutil.resolve_name(function)(
             *_views(frame.arguments, writeable=False),
             *_views(frame.results, writeable=True),
         )

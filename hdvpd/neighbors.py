@@ -5,6 +5,7 @@ blockwise XLA search whose memory is bounded (for accelerators), open3d and keop
 Indices and distances carry no gradient: callers that need one recompute distances from positions.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -77,8 +78,10 @@ def knn(
     mask = mask & jnp.isfinite(points).all(-1)
     if backend == "auto":
         backend = "kdtree" if jax.default_backend() == "cpu" else "xla"
-    search = _xla_search if backend == "xla" else _host_search(backend)
-    found = search(queries, points, mask, k + exclude_self, max_distance)
+    if backend == "xla":
+        found = _xla_search(queries, points, mask, k + exclude_self, max_distance)
+    else:
+        found = _host_search(backend, queries, points, mask, k + exclude_self, max_distance)
     if not exclude_self:
         return found
     return _drop_self(found, jnp.arange(queries.shape[0]) if rows is None else jnp.asarray(rows))
@@ -126,31 +129,23 @@ def _xla_search(
     )
 
 
+def _host_search(
+    backend: str,
+    queries: Float[Array, "q 3"],
+    points: Float[Array, "n 3"],
+    mask: Bool[Array, "n"],
+    k: int,
+    max_distance: float,
+) -> Neighbors:
+    shape = (queries.shape[0], k)
+    results = (jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.float32))
+    function = f"hdvpd.neighbors:search_{backend}"
+    farthest = np.float32(max_distance)
+    return Neighbors(*host_call(function, results, queries, points, mask, farthest))
+
+
 # A compiled search: (queries, points, k, max_distance) -> (distances, indices), missing ones inf.
 HostSearch = Callable[[np.ndarray, np.ndarray, int, float], tuple[np.ndarray, np.ndarray]]
-
-
-def _host_search(backend: str) -> Callable[..., Neighbors]:
-    search = {"kdtree": _kdtree, "open3d": _open3d, "keops": _keops}[backend]
-
-    def on_device(
-        queries: Float[Array, "q 3"],
-        points: Float[Array, "n 3"],
-        mask: Bool[Array, "n"],
-        k: int,
-        max_distance: float,
-    ) -> Neighbors:
-        def on_host(
-            queries: np.ndarray, points: np.ndarray, mask: np.ndarray
-        ) -> tuple[np.ndarray, np.ndarray]:
-            return _search_real(search, queries, points, mask, k, max_distance)
-
-        shape = (queries.shape[0], k)
-        results = (jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.float32))
-        indices, distances = host_call(on_host, results, queries, points, mask)
-        return Neighbors(indices=indices, distances=distances)
-
-    return on_device
 
 
 def _search_real(
@@ -158,17 +153,18 @@ def _search_real(
     queries: np.ndarray,
     points: np.ndarray,
     mask: np.ndarray,
-    k: int,
-    max_distance: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Search among the real points only, and answer in rows of the padded array."""
-    indices = np.zeros((len(queries), k), np.int32)
-    distances = np.full((len(queries), k), np.inf, np.float32)
+    farthest: np.ndarray,
+    indices: np.ndarray,
+    distances: np.ndarray,
+) -> None:
+    """Search among the real points only, and fill in rows of the padded array."""
+    indices[:], distances[:] = 0, np.inf
+    max_distance = float(farthest)
     real = np.flatnonzero(mask)
     asked = np.isfinite(queries).all(-1)
-    num_kept = min(k, len(real))
+    num_kept = min(indices.shape[1], len(real))
     if num_kept == 0 or not asked.any():
-        return indices, distances
+        return
     everyone = bool(asked.all())
     candidates = points if len(real) == len(points) else points[real]
     found_distances, found = search(
@@ -188,7 +184,6 @@ def _search_real(
     rows = slice(None) if everyone else asked
     distances[rows, :num_kept] = found_distances
     indices[rows, :num_kept] = found
-    return indices, distances
 
 
 def _kdtree(
@@ -234,3 +229,9 @@ def _keops(
     indices = ((lazy_queries - lazy_points) ** 2).sum(-1).argKmin(K=k, dim=1)
     indices = np.asarray(indices).astype(np.int64).reshape(-1, k)
     return np.linalg.norm(queries[:, None] - points[indices], axis=-1), indices
+
+
+search_kdtree = functools.partial(_search_real, _kdtree)
+search_open3d = functools.partial(_search_real, _open3d)
+search_keops = functools.partial(_search_real, _keops)
+"""The searches as compiled host functions."""

@@ -12,12 +12,12 @@ import references
 import scenes
 import scipy.stats
 
-from hdvpd.attention import walks_host
+from hdvpd.attention import walks
 from hdvpd.attention.couplings import antithetic_draws, repelling_slots
 from hdvpd.attention.dense import feature_matrix
 from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from hdvpd.attention.power_series import power_series
-from hdvpd.attention.walks import Walkers, Walks, move, sample_walks
+from hdvpd.attention.walks import Walkers, move, sample_walks
 from hdvpd.errors import UserError
 from hdvpd.studies import grf_measurements as measure
 
@@ -265,9 +265,10 @@ def test_fewer_walkers_than_neighbours_take_different_ones():
 
 
 def test_merged_rows_are_the_listed_ones_and_their_transpose_is_complete():
-    listed = jax.tree.map(np.asarray, sample(odd_graph(), fixed_key(), 6, halting=0.2))
+    listed = sample(odd_graph(), fixed_key(), 6, halting=0.2)
     hops = np.repeat(np.arange(4), [1, 6, 6, 6])
-    merged = Walks(*walks_host.merge(listed.nodes, listed.loads.sum(-1), hops, 3))
+    merged = walks._merge(listed.nodes, listed.loads.sum(-1), hops, 3)
+    merged = jax.tree.map(np.asarray, merged)
     for hop in range(4):
         one_hot = np.float32(np.arange(4) == hop)
         np.testing.assert_allclose(

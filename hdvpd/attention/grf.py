@@ -24,7 +24,7 @@ from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import Walks, merged
 from hdvpd.errors import UserError
-from hdvpd.host import Kernels, host_fill, use_host_kernels
+from hdvpd.host import Kernels, host_call, use_host_kernels
 
 _SMALLEST_F0 = 1e-6
 
@@ -95,32 +95,22 @@ def _walk_attention_host(
     return _host_forward(query, key, value, modulation, walks)[0]
 
 
-def _forward_on_host(*arrays: np.ndarray) -> None:
-    from hdvpd.attention import walks_host
-
-    walks_host.forward(*arrays)
-
-
-def _backward_on_host(*arrays: np.ndarray) -> None:
-    from hdvpd.attention import walks_host
-
-    walks_host.backward(*arrays)
-
-
 def _host_forward(query, key, value, modulation, walks):
     primals = (query, key, value, modulation)
     results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (value, walks.num_entries)]
-    out, normalizer = host_fill(
-        _forward_on_host, results, *primals, walks.nodes, walks.loads, walks.num_entries
-    )
+    out, normalizer = host_call(
+        "hdvpd.attention.walks_host:forward",
+        results, *primals, walks.nodes, walks.loads, walks.num_entries,
+    )  # fmt: skip
     return out, (primals, walks, (out, normalizer))
 
 
 def _host_backward(residuals, out_bar):
     primals, walks, saved = residuals
     results = [jax.ShapeDtypeStruct(primal.shape, np.float32) for primal in primals]
-    cotangents = host_fill(
-        _backward_on_host, results, *primals, walks.nodes, walks.loads, walks.num_entries,
+    cotangents = host_call(
+        "hdvpd.attention.walks_host:backward",
+        results, *primals, walks.nodes, walks.loads, walks.num_entries,
         walks.incoming, walks.incoming_offsets, *saved, out_bar,
     )  # fmt: skip
     return (*cotangents, None)

@@ -93,16 +93,9 @@ def _merged_walks(graph: Graph, num_hops: int) -> Walks:
     """
     num_tokens, k = graph.neighbors.shape
     width = sum(k**hop for hop in range(num_hops + 1))
-
-    def on_host(neighbors: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
-        from hdvpd.attention import walks_host
-
-        return walks_host.exact_walks(
-            np.ascontiguousarray(neighbors), np.ascontiguousarray(weights), num_hops, width
-        )
-
     results = _merged_shapes(num_tokens, width, num_hops)
-    return Walks(*host_call(on_host, results, graph.neighbors, graph.weights))
+    function = "hdvpd.attention.walks_host:exact_walks"
+    return Walks(*host_call(function, results, graph.neighbors, graph.weights))
 
 
 @pytree
@@ -272,17 +265,10 @@ def _merge(
     nodes: Int[JaxArray, "t e"], shares: Float[JaxArray, "t e"], hops: np.ndarray, num_hops: int
 ) -> Walks:
     """Return the rows of `_list` with equal nodes merged, and their transpose's order."""
-
-    def on_host(nodes: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, ...]:
-        from hdvpd.attention import walks_host
-
-        return walks_host.merge(
-            np.ascontiguousarray(nodes), np.ascontiguousarray(shares), hops, num_hops
-        )
-
     num_tokens, width = nodes.shape
     results = _merged_shapes(num_tokens, width, num_hops)
-    return Walks(*host_call(on_host, results, nodes, shares))
+    function = "hdvpd.attention.walks_host:merge"
+    return Walks(*host_call(function, results, nodes, shares, hops.astype(np.int32)))
 
 
 def _merged_shapes(num_tokens: int, width: int, num_hops: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -21,18 +21,19 @@ from hdvpd.compiled import parallel_njit
 def _follow(
     neighbors: np.ndarray,
     weights: np.ndarray,
-    num_hops: int,
     nodes: np.ndarray,
     loads: np.ndarray,
     num_entries: np.ndarray,
 ) -> None:
     num_tokens, k = neighbors.shape
-    width = nodes.shape[1]
+    width, num_hops = nodes.shape[1], loads.shape[2] - 1
     for token in prange(num_tokens):
+        nodes[token] = token
+        loads[token] = 0.0
         walkers = np.empty(width, np.int32)
         carried = np.empty(width, np.float32)
         walkers[0], carried[0] = token, 1.0
-        nodes[token, 0], loads[token, 0, 0] = token, 1.0
+        loads[token, 0, 0] = 1.0
         used, start, end = 1, 0, 1
         for hop in range(1, num_hops + 1):
             write = end
@@ -55,44 +56,45 @@ def _follow(
 
 @njit(cache=True)
 @no_type_check
-def group_by(targets: np.ndarray, counts: np.ndarray, num_targets: int) -> tuple:
+def group_by(
+    targets: np.ndarray, counts: np.ndarray, slots: np.ndarray, offsets: np.ndarray
+) -> None:
     """Order (row, column) slots of ragged rows by target, as in a counting sort.
 
     Args:
       targets: (r, w) target of every slot.
       counts: (r,) slots in use per row.
-      num_targets: number of targets.
-
-    Returns:
-      Slots (row * w + column), grouped by target, unused ones last as 0; offsets (num_targets + 1).
+      slots: (r * w,) gets row * w + column, grouped by target, and 0 after the last one in use.
+      offsets: (number of targets + 1,) gets each target's first position in `slots`, and the end.
     """
     rows, width = targets.shape
-    offsets = np.zeros(num_targets + 1, np.int32)
+    offsets[:] = 0
     for row in range(rows):
         for column in range(counts[row]):
             offsets[targets[row, column] + 1] += 1
-    for target in range(num_targets):
+    for target in range(len(offsets) - 1):
         offsets[target + 1] += offsets[target]
     position = offsets[:-1].copy()
-    slots = np.zeros(rows * width, np.int32)
+    slots[:] = 0
     for row in range(rows):
         for column in range(counts[row]):
             target = targets[row, column]
             slots[position[target]] = row * width + column
             position[target] += 1
-    return slots, offsets
 
 
 def exact_walks(
-    neighbors: np.ndarray, weights: np.ndarray, num_hops: int, width: int
-) -> tuple[np.ndarray, ...]:
-    """Return the fields of `Walks` with equal nodes merged."""
-    num_tokens = len(neighbors)
-    nodes = np.repeat(np.arange(num_tokens, dtype=np.int32)[:, None], width, axis=1)
-    loads = np.zeros((num_tokens, width, num_hops + 1), np.float32)
-    num_entries = np.zeros(num_tokens, np.int32)
-    _follow(neighbors, weights, num_hops, nodes, loads, num_entries)
-    return (nodes, loads, num_entries, *group_by(nodes, num_entries, num_tokens))
+    neighbors: np.ndarray,
+    weights: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    incoming: np.ndarray,
+    incoming_offsets: np.ndarray,
+) -> None:
+    """Fill in the fields of `Walks` with equal nodes merged."""
+    _follow(neighbors, weights, nodes, loads, num_entries)
+    group_by(nodes, num_entries, incoming, incoming_offsets)
 
 
 @njit(cache=True, parallel=True)
@@ -106,6 +108,8 @@ def _merge(
     num_entries: np.ndarray,
 ) -> None:
     for token in prange(listed.shape[0]):
+        nodes[token] = token
+        loads[token] = 0.0
         used = 0
         for column in range(listed.shape[1]):
             if shares[token, column] == 0:
@@ -122,22 +126,29 @@ def _merge(
 
 
 def merge(
-    listed: np.ndarray, shares: np.ndarray, hops: np.ndarray, num_hops: int
-) -> tuple[np.ndarray, ...]:
-    """Return the fields of `Walks` for listed entries, equal nodes of a row merged.
+    listed: np.ndarray,
+    shares: np.ndarray,
+    hops: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    incoming: np.ndarray,
+    incoming_offsets: np.ndarray,
+) -> None:
+    """Fill in the fields of `Walks` for listed entries, equal nodes of a row merged.
 
     Args:
       listed: (t, e) node of every entry.
       shares: (t, e) its load; entries without load are dropped.
       hops: (e,) hop at which it has that load.
-      num_hops: hops of the longest walk.
+      nodes: the first of the fields to fill in.
+      loads: see `Walks`.
+      num_entries: see `Walks`.
+      incoming: see `Walks`.
+      incoming_offsets: see `Walks`.
     """
-    num_tokens, width = listed.shape
-    nodes = np.repeat(np.arange(num_tokens, dtype=np.int32)[:, None], width, axis=1)
-    loads = np.zeros((num_tokens, width, num_hops + 1), np.float32)
-    num_entries = np.zeros(num_tokens, np.int32)
     _merge(listed, shares, hops, nodes, loads, num_entries)
-    return (nodes, loads, num_entries, *group_by(nodes, num_entries, num_tokens))
+    group_by(nodes, num_entries, incoming, incoming_offsets)
 
 
 @parallel_njit()

@@ -85,29 +85,20 @@ def _annular_sums_host(
 
 def _host_forward(shape, positions, features, queries, indices, found):
     constants = [np.asarray(values, np.float32) for values in shape]
-
-    def on_host(*arrays: np.ndarray) -> tuple[np.ndarray]:
-        from hdvpd.render import kernels_host
-
-        return (kernels_host.forward(*arrays, *constants),)
-
     result_shape = (queries.shape[0], len(constants[0]), features.shape[1] + 1)
+    results = [jax.ShapeDtypeStruct(result_shape, np.float32)]
     arguments = (positions, features, queries, indices, found)
-    (sums,) = host_call(on_host, [jax.ShapeDtypeStruct(result_shape, np.float32)], *arguments)
+    function = "hdvpd.render.kernels_host:forward"
+    (sums,) = host_call(function, results, *arguments, *constants)
     return sums, arguments
 
 
 def _host_backward(shape, arguments, sums_bar):
     constants = [np.asarray(values, np.float32) for values in shape]
-
-    def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        from hdvpd.render import kernels_host
-
-        return kernels_host.backward(*arrays, *constants)
-
     positions, features = arguments[:2]
     results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (positions, features)]
-    positions_bar, features_bar = host_call(on_host, results, *arguments, sums_bar)
+    function = "hdvpd.render.kernels_host:backward"
+    positions_bar, features_bar = host_call(function, results, *arguments, sums_bar, *constants)
     return positions_bar, features_bar, None, None, None
 
 

@@ -18,7 +18,7 @@ _EPS = np.float32(1e-12)
 
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     positions: np.ndarray,
     features: np.ndarray,
     queries: np.ndarray,
@@ -28,8 +28,10 @@ def _forward(
     bandwidths: np.ndarray,
     sums: np.ndarray,
 ) -> None:
+    """Fill in the kernel sums (q, a, c + 1)."""
     channels = features.shape[1]
     for query in prange(queries.shape[0]):
+        sums[query] = 0.0
         for neighbor in range(indices.shape[1]):
             if not found[query, neighbor]:
                 continue
@@ -44,21 +46,6 @@ def _forward(
                 for channel in range(channels):
                     sums[query, kernel, channel] += weight * features[particle, channel]
                 sums[query, kernel, channels] += weight
-
-
-def forward(
-    positions: np.ndarray,
-    features: np.ndarray,
-    queries: np.ndarray,
-    indices: np.ndarray,
-    found: np.ndarray,
-    radii: np.ndarray,
-    bandwidths: np.ndarray,
-) -> np.ndarray:
-    """Return the kernel sums (q, a, c + 1)."""
-    sums = np.zeros((len(queries), len(radii), features.shape[1] + 1), np.float32)
-    _forward(positions, features, queries, indices, found, radii, bandwidths, sums)
-    return sums
 
 
 @njit(cache=True)
@@ -102,6 +89,8 @@ def _backward(
 ) -> None:
     channels = features.shape[1]
     for particle in prange(positions.shape[0]):
+        positions_bar[particle] = 0.0
+        features_bar[particle] = 0.0
         for position in range(offsets[particle], offsets[particle + 1]):
             query = slots[position] // num_neighbors
             x = positions[particle, 0] - queries[query, 0]
@@ -131,12 +120,12 @@ def backward(
     sums_bar: np.ndarray,
     radii: np.ndarray,
     bandwidths: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cotangents of positions and features."""
-    positions_bar, features_bar = np.zeros_like(positions), np.zeros_like(features)
+    positions_bar: np.ndarray,
+    features_bar: np.ndarray,
+) -> None:
+    """Fill in the cotangents of positions and features."""
     slots, offsets = _group_by_particle(indices, found, len(positions))
     _backward(
         positions, features, queries, slots, offsets, indices.shape[1], sums_bar, radii,
         bandwidths, positions_bar, features_bar,
     )  # fmt: skip
-    return positions_bar, features_bar
