@@ -1,5 +1,7 @@
 """What every mask must satisfy, whatever it is: called by the test files of the masks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,22 +21,31 @@ def check_mask(mask: AbstractMask, oracle: np.ndarray, *, rtol: float = 1e-5) ->
     """
     assert mask.num_tokens == len(oracle)
     columns = np.random.default_rng(len(oracle)).normal(size=(len(oracle), 3)).astype(np.float32)
-    _close(mask.dense(), oracle, rtol)
     product = mask @ columns
     _close(product, oracle @ columns, rtol)
+    got = _transformed(mask, columns)
+    _close(got["dense"], oracle, rtol)
+    _close(got["compiled"], product, rtol)
     # Columns do not mix, and the product is linear in them.
-    for column in range(columns.shape[1]):
-        _close(mask @ columns[:, column : column + 1], product[:, column : column + 1], rtol)
-    _close(
-        mask @ (2 * columns[:, :1] - columns[:, 1:2]), 2 * product[:, :1] - product[:, 1:2], rtol
-    )
-    # The mask is an argument of a compiled program, and its product maps over a batch.
-    _close(jax.jit(lambda mask, x: mask @ x)(mask, columns), product, rtol)
-    _close(jax.vmap(lambda x: mask @ x)(jnp.stack([columns, -columns]))[1], -product, rtol)
+    _close(got["column"], product[:, 1:2], rtol)
+    _close(got["combination"], 2 * product[:, :1] - product[:, 1:2], rtol)
+    _close(got["batch"], np.stack([product, -product]), rtol)
     # The product's derivative with respect to x is the transposed matrix.
-    _close(
-        jax.vjp(lambda x: mask @ x, columns)[1](product)[0], oracle.T @ np.float64(product), rtol
-    )
+    _close(got["pulled back"], oracle.T @ np.float64(got["compiled"]), rtol)
+
+
+# One program for all: the time of these tests is compilation.
+@jax.jit
+def _transformed(mask: AbstractMask, x: jax.Array) -> dict[str, jax.Array]:
+    product, pull_back = jax.vjp(lambda x: mask @ x, x)
+    return {
+        "dense": mask.dense(),
+        "compiled": product,
+        "column": mask @ x[:, 1:2],
+        "combination": mask @ (2 * x[:, :1] - x[:, 1:2]),
+        "batch": jax.vmap(lambda x: mask @ x)(jnp.stack([x, -x])),
+        "pulled back": pull_back(product)[0],
+    }
 
 
 def check_attention(mask: AbstractMask, oracle: np.ndarray, *, atol: float = 1e-5) -> None:
@@ -48,19 +59,22 @@ def check_attention(mask: AbstractMask, oracle: np.ndarray, *, atol: float = 1e-
     rng = np.random.default_rng(1)
     query, key = (np.maximum(rng.normal(size=(len(oracle), 4)), 0) + 1e-1 for _ in range(2))
     value, weights = (rng.normal(size=(len(oracle), 3)) for _ in range(2))
-    inputs = tuple(np.float32(x) for x in (query, key, value))
-
-    def fast(*inputs):
-        return masked_linear_attention(*inputs, mask)
-
-    def slow(*inputs):
-        return dense.masked_linear_attention(*inputs, jnp.asarray(oracle, jnp.float32))
-
-    expected = (oracle * (query @ key.T)) @ value / (oracle * (query @ key.T)).sum(1)[:, None]
-    np.testing.assert_allclose(fast(*inputs), expected, atol=atol)
+    inputs = tuple(jnp.asarray(x, jnp.float32) for x in (query, key, value))
     cotangent = jnp.asarray(weights, jnp.float32)
-    for got, wanted in zip(*(jax.vjp(f, *inputs)[1](cotangent) for f in (fast, slow)), strict=True):
-        np.testing.assert_allclose(got, wanted, atol=10 * atol)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def with_cotangents(attend, mask):
+        out, pull_back = jax.vjp(lambda *inputs: attend(*inputs, mask), *inputs)
+        return out, pull_back(cotangent)
+
+    got, pulled = with_cotangents(masked_linear_attention, mask)
+    _, expected_pulled = with_cotangents(
+        dense.masked_linear_attention, jnp.asarray(oracle, jnp.float32)
+    )
+    expected = (oracle * (query @ key.T)) @ value / (oracle * (query @ key.T)).sum(1)[:, None]
+    np.testing.assert_allclose(got, expected, atol=atol)
+    for one, other in zip(pulled, expected_pulled, strict=True):
+        np.testing.assert_allclose(one, other, atol=10 * atol)
 
 
 def check_gradient(function, parameters, *, eps: float = 1e-2, rtol: float = 1e-4) -> None:
@@ -73,6 +87,7 @@ def check_gradient(function, parameters, *, eps: float = 1e-2, rtol: float = 1e-
       rtol: error allowed, relative to the largest derivative.
     """
     parameters = np.asarray(parameters, np.float64)
+    function = jax.jit(function)
     with jax.enable_x64(True):
         gradient = np.asarray(jax.grad(function)(jnp.asarray(parameters)))
         differences = np.zeros_like(parameters)

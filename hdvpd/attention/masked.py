@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from hdvpd.array_typing import Array, Float, JaxArray
 from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.errors import UserError
 
 # Numbers in the columns that are multiplied at once: 64 MiB of float32.
 _CHUNK_SIZE = 1 << 24
@@ -29,35 +30,60 @@ def masked_linear_attention(
       mask: M, not negative.
 
     Returns:
-      Weighted means of the values; zero for a token whose weights are all zero, or no larger than
-      the product's rounding errors (`AbstractMask.noise`).
+      Weighted means of the values; zero for a token whose weights are all zero, or add up to no
+      more than the product's rounding errors (`AbstractMask.rounding_error`).
+
+    Raises:
+      UserError: the mask is one of another number of tokens.
     """
+    if mask.num_tokens != query.shape[0]:
+        raise UserError(
+            f"{type(mask).__name__} over {mask.num_tokens} tokens for attention among "
+            f"{query.shape[0]}: both must have the same number."
+        )
     # Sums are float32 even of half-precision inputs.
     extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
     num_tokens, width = extended.shape
     num_features = query.shape[1]
-    chunk = min(num_features, max(1, _CHUNK_SIZE // max(1, num_tokens * width)))
+    chunk = min(num_features, max(1, _CHUNK_SIZE // (num_tokens * width)))
 
     def attend(
         query: Float[JaxArray, "m t"], key: Float[JaxArray, "m t"]
-    ) -> Float[JaxArray, "t w"]:
+    ) -> tuple[Float[JaxArray, "t w"], Float[JaxArray, "t"]]:
         columns = jnp.einsum("mt,tw->tmw", key, extended).reshape(num_tokens, -1)
         product = (mask @ columns).reshape(num_tokens, -1, width)
-        return jnp.einsum("mt,tmw->tw", query, product)
+        errors = jax.lax.stop_gradient(mask.rounding_error(key.T))
+        return jnp.einsum("mt,tmw->tw", query, product), jnp.einsum("mt,tm->t", query, errors)
 
-    def add(total: JaxArray, features: tuple[JaxArray, JaxArray]) -> tuple[JaxArray, None]:
-        return total + attend(*features), None
+    def add(sums: tuple[JaxArray, JaxArray], features: tuple[JaxArray, JaxArray]):
+        return jax.tree.map(jnp.add, sums, attend(*features)), None
 
     whole = num_features // chunk * chunk
     features = tuple(jnp.asarray(x).T for x in (query, key))
     chunks = tuple(x[:whole].reshape(-1, chunk, num_tokens) for x in features)
     # Recomputed in the backward pass: the products of all features would have to be kept otherwise.
     body = jax.checkpoint(add, prevent_cse=False)
-    total, _ = jax.lax.scan(body, jnp.zeros_like(extended), chunks)
+    start = (jnp.zeros_like(extended), jnp.zeros_like(extended[:, 0]))
+    sums, _ = jax.lax.scan(body, start, chunks)
     if whole < num_features:
-        total += jax.checkpoint(attend)(*(x[whole:] for x in features))
-    normalizer = total[:, -1:]
-    floor = mask.noise * jnp.abs(jax.lax.stop_gradient(normalizer)).max(initial=0.0)
-    # NaN is not below the floor: it stays loud.
-    empty = jnp.abs(normalizer) <= floor
-    return jnp.where(empty, 0.0, total[:, :-1] / jnp.where(empty, 1.0, normalizer))
+        rest = jax.checkpoint(attend)(*(x[whole:] for x in features))
+        sums = jax.tree.map(jnp.add, sums, rest)
+    return normalized(*sums)
+
+
+def normalized(
+    sums: Float[JaxArray, "t w"], errors: Float[JaxArray, "t"] | float = 0.0
+) -> Float[JaxArray, "t c"]:
+    """Divide weighted sums of values by those of one, which are the last column.
+
+    Args:
+      sums: of values and of one; w = c + 1.
+      errors: what rounding may have made of the last column.
+
+    Returns:
+      Weighted means; zero where the last column is no larger than its errors, with gradient zero.
+    """
+    normalizer = sums[:, -1]
+    # NaN is not empty: it stays loud.
+    empty = (jnp.abs(normalizer) <= errors)[:, None]
+    return jnp.where(empty, 0.0, sums[:, :-1] / jnp.where(empty, 1.0, normalizer[:, None]))

@@ -2,19 +2,29 @@
 
 import abc
 
+import jax.numpy as jnp
+
 from hdvpd.array_typing import Array, Float
+from hdvpd.errors import UserError
 
 
 class AbstractMask(abc.ABC):
     """A matrix M over pairs of tokens with a product that never forms it.
 
     Masks are pytrees of their parameters and of the structure that was prepared for the product, so
-    that they pass through jit, vmap and grad.
+    that they pass through jit, vmap and grad. `first + second` is their sum.
+
+    Raises:
+      UserError: the mask has no tokens.
     """
 
     # Entries of a product below this share of its largest one are rounding errors: 0 where sums of
     # positive numbers keep their relative accuracy, more where Fourier transforms spread it.
     noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise UserError(f"{type(self).__name__} over no tokens: a mask needs at least one.")
 
     @property
     @abc.abstractmethod
@@ -28,3 +38,19 @@ class AbstractMask(abc.ABC):
     @abc.abstractmethod
     def dense(self) -> Float[Array, "t t"]:
         """Return M from its definition, not by products, for small numbers of tokens."""
+
+    def rounding_error(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Bound the entries of M x that may be nothing but rounding errors.
+
+        By default the share `noise` of the product's largest entry in each column. A mask whose
+        rows differ in size says it for each of them.
+        """
+        if not self.noise:
+            return jnp.zeros_like(x)
+        largest = jnp.abs(self @ x).max(0, keepdims=True)
+        return jnp.broadcast_to(self.noise * largest, x.shape)
+
+    def __add__(self, other: "AbstractMask") -> "AbstractMask":
+        from hdvpd.attention.masks.compose import SumMask  # which imports this file
+
+        return SumMask(self, other)

@@ -19,7 +19,7 @@ import scipy.sparse
 import scipy.special
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known, pytree, static
-from hdvpd.attention.graphs import Graph, SymmetricPart, graph_matrix
+from hdvpd.attention.graphs import Graph, SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 
@@ -44,8 +44,6 @@ class DiffusionMask(AbstractMask):
       num_terms: Chebyshev terms, enough for the largest lambda.
     """
 
-    noise = TOLERANCE
-
     graph: Graph | SymmetricPart
     degrees: Float[Array, "t"]
     time: Float[Array, ""]
@@ -57,25 +55,22 @@ class DiffusionMask(AbstractMask):
         """Rows and columns of M."""
         return self.graph.num_nodes
 
-    @jax.jit
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Clenshaw's recursion."""
-        diagonal, scale, outer, rate = self._affine_form()
-        shift = 0.0 if self.generator == "adjacency" else 1.0
-        coefficients = chebyshev_coefficients(self.time * rate, shift, self.num_terms)
-        x = x / outer
+        return _clenshaw(self, x)
 
-        def multiply(x: JaxArray) -> JaxArray:
-            return diagonal * x - scale * (self.graph @ (scale * x))
+    def rounding_error(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Bound what truncation and rounding make of a column: `TOLERANCE` of its largest entry.
 
-        def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
-            return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None
+        For T = -A it is that times e^(lambda d_max), more than the mask's largest entry where
+        degrees differ.
+        """
+        _, _, outer, rate = self.affine_form()
+        growth = jnp.exp(self.time * rate) if self.generator == "adjacency" else 1.0
+        largest = jnp.abs(x / outer).max(0, keepdims=True)
+        return TOLERANCE * growth * outer * largest
 
-        zero = jnp.zeros_like(coefficients[0] * x)
-        (one, two), _ = jax.lax.scan(add, (zero, zero), coefficients[1:], reverse=True)
-        return outer * (coefficients[0] * x + multiply(one) - two)
-
-    def _affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
+    def affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
         """Return columns diagonal, scale, outer and the rate r of the form below.
 
         T = outer r (X + shift) / outer with X x = diagonal x - scale A (scale x), shift 1 where T
@@ -93,7 +88,7 @@ class DiffusionMask(AbstractMask):
 
     def dense(self) -> Float[JaxArray, "t t"]:
         """Return M as the exponential of a dense matrix."""
-        adjacency = jnp.asarray(graph_matrix(self.graph), jnp.float32)
+        adjacency = self.graph.dense()
         degrees = adjacency.sum(1)
         if self.generator == "adjacency":
             return jax.scipy.linalg.expm(self.time * adjacency)
@@ -101,6 +96,24 @@ class DiffusionMask(AbstractMask):
         if self.generator == "walk":
             laplacian /= jnp.where(degrees > 0, degrees, 1.0)[None]
         return jax.scipy.linalg.expm(-self.time * laplacian)
+
+
+@jax.jit
+def _clenshaw(mask: DiffusionMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+    diagonal, scale, outer, rate = mask.affine_form()
+    shift = 0.0 if mask.generator == "adjacency" else 1.0
+    coefficients = chebyshev_coefficients(mask.time * rate, shift, mask.num_terms)
+    x = jnp.asarray(x / outer)
+
+    def multiply(x: JaxArray) -> JaxArray:
+        return diagonal * x - scale * (mask.graph @ (scale * x))
+
+    def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
+        return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None
+
+    zero = jnp.zeros_like(coefficients[0] * x)
+    (one, two), _ = jax.lax.scan(add, (zero, zero), coefficients[1:], reverse=True)
+    return outer * (coefficients[0] * x + multiply(one) - two)
 
 
 def diffusion_mask(
@@ -122,8 +135,8 @@ def diffusion_mask(
 
     Raises:
       UserError: lambda is negative, not finite or above its bound, A is not symmetric or has a
-        negative entry, exp(lambda A) would overflow, or a traced value is needed for the number
-        of products: a lambda without a bound, or degrees where T is not normalised by them.
+        negative entry, exp(lambda A) would overflow, or a traced value is needed for the number of
+        products: a lambda without a bound, or degrees where T is not normalised by them.
     """
     if not is_known(time) and largest_time is None:
         raise UserError("largest_time: give a bound where the time is traced.")
@@ -157,9 +170,10 @@ def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> 
         )
     exponent = largest_time * float(degrees.max(initial=0.0))
     if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
+        allowed = _LARGEST_EXPONENT * largest_time / exponent
         raise UserError(
             f"largest_time = {largest_time}: exp(lambda A) has entries up to e^{exponent:.0f}, too "
-            f"large for float32; use lambda <= {_LARGEST_EXPONENT * largest_time / exponent:.3g}."
+            f"large for float32; use lambda <= {allowed:.3g}, or a Laplacian."
         )
     return chebyshev_degree(exponent) + 1
 

@@ -1,0 +1,67 @@
+"""Masks over the corners of a hypercube, two of which are joined where one bit differs."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from hdvpd.array_typing import Array, Float, pytree, static
+from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.errors import UserError
+
+
+@pytree
+class HypercubeMask(AbstractMask):
+    """Heat kernel M = exp(-lambda L) of the hypercube with 2^q corners (arXiv 2107.07999).
+
+    M_ij = ((1 + exp(-2 lambda)) / 2)^q tanh(lambda)^Hamming(i, j), the Kronecker power of the
+    kernel of one edge: one pass over the tokens per bit. Made by `hypercube_mask`.
+
+    Attributes:
+      diffusion_time: lambda, learnable; the identity at 0, all entries equal in the limit.
+      dimension: q.
+    """
+
+    diffusion_time: Float[Array, ""]
+    dimension: int = static()
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return 2**self.dimension
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Return M x in q passes y <- a y + b flip(y)."""
+        stay = (1 + jnp.exp(-2 * self.diffusion_time)) / 2
+        move = -jnp.expm1(-2 * self.diffusion_time) / 2
+        for bit in range(self.dimension):
+            pairs = x.reshape(-1, 2, 2**bit * x.shape[1])
+            x = (stay * pairs + move * pairs[:, ::-1]).reshape(x.shape)
+        return jnp.asarray(x)
+
+    def dense(self) -> Float[Array, "t t"]:
+        """Return M by its closed form."""
+        corners = np.arange(self.num_tokens)
+        hamming = np.bitwise_count(corners[:, None] ^ corners[None])
+        stay = (1 + jnp.exp(-2 * self.diffusion_time)) / 2
+        return stay**self.dimension * jnp.tanh(self.diffusion_time) ** hamming
+
+
+def hypercube_mask(num_tokens: int, diffusion_time: Float[Array, ""] | float) -> HypercubeMask:
+    """Make the heat kernel over tokens that are the corners of a hypercube.
+
+    Args:
+      num_tokens: a power of two; the bits of a token's number are its coordinates.
+      diffusion_time: lambda, not negative.
+
+    Raises:
+      UserError: the number of tokens is no power of two, or lambda is negative or not finite. A
+        traced lambda cannot be looked at.
+    """
+    if num_tokens < 1 or num_tokens & (num_tokens - 1):
+        raise UserError(
+            f"hypercube of {num_tokens} tokens: it has 2^q corners. Pad to the next power of two."
+        )
+    known = not isinstance(diffusion_time, Tracer)
+    if known and not (np.isfinite(diffusion_time) and diffusion_time >= 0):
+        raise UserError(f"diffusion time lambda = {diffusion_time}: it must be finite and >= 0.")
+    return HypercubeMask(jnp.asarray(diffusion_time, float), num_tokens.bit_length() - 1)

@@ -1,0 +1,212 @@
+"""Masks that depend on the distance in a tree; zero between trees (arXiv 2107.07999, Sec. 3.3)."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from hdvpd.array_typing import Array, Float, JaxArray, pytree
+from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
+from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
+from hdvpd.errors import UserError
+
+# Numbers in the largest temporary of a product: 64 MiB of float32.
+_CHUNK_SIZE = 1 << 24
+
+
+@pytree
+class ExponentialForestMask(AbstractMask):
+    """M_ij = exp(a dist(i, j) + b) in two passes, O(t) (Lemma 3.5).
+
+    The printed recursions (Eq. 11, 15 and 16) have exp(length) where exp(a length) is right, and a
+    subtraction that cancels for a > 0. Here nothing is subtracted (`forests.path_sums`).
+
+    Attributes:
+      forest: with the lengths of its edges.
+      rate: a, of any sign.
+      offset: b.
+    """
+
+    forest: Forest
+    rate: Float[Array, ""] | float
+    offset: Float[Array, ""] | float
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return self.forest.parents.shape[0]
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Return M x."""
+        return _exponential_product(self, x)
+
+    def dense(self) -> Float[Array, "t t"]:
+        """Return M."""
+        distance, joined = distances(self.forest)
+        return jnp.where(joined, jnp.exp(self.rate * distance + self.offset), 0.0)
+
+
+@pytree
+class TreeMask(AbstractMask):
+    """M_ij = f(dist(i, j)) for any f, dist counting edges whatever their lengths.
+
+    Attributes:
+      forest: the trees.
+      values: f(0), f(1), ..., up to the diameter at least, of any sign.
+      blocks: of `hankel_blocks`, O(t log^2 t); without them the product goes by level arrays,
+        O(t diameter).
+
+    Raises:
+      UserError: f ends before the diameter.
+    """
+
+    noise = 3e-6  # of products by blocks; 6e-7 was seen on a path of 3000 nodes
+
+    forest: Forest
+    values: Float[Array, "f"]
+    blocks: tuple[HankelBlocks, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.values.shape[0] <= self.forest.diameter:
+            raise UserError(
+                f"tree mask: f has {self.values.shape[0]} values, but distances reach "
+                f"{self.forest.diameter}: give {self.forest.diameter + 1}, zeros where f ends."
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return self.forest.parents.shape[0]
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Return M x."""
+        return _tree_product(self, x)
+
+    def dense(self) -> Float[Array, "t t"]:
+        """Return M."""
+        hops = jnp.asarray(self.forest.parents >= 0, jnp.float32)
+        distance, joined = distances(dataclasses.replace(self.forest, lengths=hops))
+        return jnp.where(joined, jnp.asarray(self.values)[distance.astype(int)], 0.0)
+
+
+def hankel_blocks(forest: Forest) -> tuple[HankelBlocks, ...]:
+    """Return the blocks of a `TreeMask`, or none where level arrays are smaller, on the host.
+
+    They are where nearly all paths are of one or two edges: blocks have at most 2 log2(2t) entries
+    a token.
+    """
+    blocks = centroid_blocks(forest)
+    entries = sum(block.tokens.size for block in blocks)
+    return blocks if entries < forest.spans.size * (forest.diameter + 1) else ()
+
+
+# Both products are compiled whole: a scan outside of jit is compiled anew at every call.
+@jax.jit
+def _exponential_product(
+    mask: ExponentialForestMask, x: Float[Array, "t c"]
+) -> Float[JaxArray, "t c"]:
+    exponents = jnp.asarray(mask.rate * mask.forest.spans, x.dtype)
+    return jnp.exp(jnp.asarray(mask.offset, x.dtype)) * _multiply(mask.forest, exponents, x)
+
+
+@jax.jit
+def _tree_product(mask: TreeMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+    forest, blocks = mask.forest, mask.blocks
+    values = jnp.asarray(mask.values, x.dtype)[: forest.diameter + 1]
+    if blocks:
+        size = max(max(block.tokens.size, 4 * block.signs.size * block.size) for block in blocks)
+        product = functools.partial(_multiply_by_blocks, blocks, values)
+    else:
+        size = forest.spans.size * (forest.diameter + 1)
+        product = functools.partial(_multiply_by_levels, forest, values)
+    return _by_columns(product, x, max(1, _CHUNK_SIZE // size))
+
+
+@jax.custom_vjp
+def _multiply(
+    forest: Forest, exponents: Float[Array, "chunks width"], x: Float[Array, "t c"]
+) -> Float[JaxArray, "t c"]:
+    """Return the sum over j of x_j exp(the sum of the exponents on the path from i to j)."""
+    inside, outside = _exponential_sums(forest, exponents, x)
+    return (inside + outside)[forest.slots]
+
+
+def _exponential_sums(
+    forest: Forest, exponents: Float[Array, "chunks width"], x: Float[Array, "t c"]
+) -> tuple[Float[JaxArray, "slots c"], Float[JaxArray, "slots c"]]:
+    def cross(weights: JaxArray, sent: JaxArray) -> JaxArray:
+        return weights[:, None] * sent
+
+    return path_sums(forest, jnp.exp(exponents), cross, put_tokens(forest, x))
+
+
+def _multiply_forward(forest, exponents, x):
+    inside, outside = _exponential_sums(forest, exponents, x)
+    return (inside + outside)[forest.slots], (forest, exponents, inside, outside)
+
+
+def _multiply_backward(saved, out_bar):
+    # The matrix is symmetric, and an exponent multiplies the paths from inside to outside.
+    forest, exponents, inside, outside = saved
+    inside_bar, outside_bar = _exponential_sums(forest, exponents, out_bar)
+    exponents_bar = (inside_bar * outside + outside_bar * inside).sum(1).reshape(exponents.shape)
+    return None, exponents_bar, (inside_bar + outside_bar)[forest.slots]
+
+
+_multiply.defvjp(_multiply_forward, _multiply_backward)
+
+
+def _multiply_by_blocks(
+    blocks: tuple[HankelBlocks, ...], values: Float[Array, "f"], x: Float[Array, "t c"]
+) -> Float[JaxArray, "t c"]:
+    return sum((block.multiply(values, x) for block in blocks), jnp.zeros_like(x))
+
+
+@jax.custom_vjp
+def _multiply_by_levels(
+    forest: Forest, values: Float[Array, "f"], x: Float[Array, "t c"]
+) -> Float[JaxArray, "t c"]:
+    """Return the product by sums over the nodes at each distance (Lemma 6.2)."""
+    return jnp.einsum("f,tfc->tc", values, _level_sums(forest, values.shape[0], x))
+
+
+def _level_sums(
+    forest: Forest, num_levels: int, x: Float[Array, "t c"]
+) -> Float[JaxArray, "t f c"]:
+    """Return for each node the sums of x over all nodes at distances 0, 1, ..."""
+
+    def cross(spans: JaxArray, sent: JaxArray) -> JaxArray:
+        one_farther = jnp.pad(sent[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        return jnp.where(spans[:, None, None] > 0, one_farther, sent)
+
+    near = jnp.pad(x[:, None], ((0, 0), (0, num_levels - 1), (0, 0)))
+    inside, outside = path_sums(forest, jnp.asarray(forest.spans), cross, put_tokens(forest, near))
+    return (inside + outside)[forest.slots]
+
+
+def _levels_forward(forest, values, x):
+    return _multiply_by_levels(forest, values, x), (forest, values, x)
+
+
+def _levels_backward(saved, out_bar):
+    # The matrix is symmetric, as is that of each distance.
+    forest, values, x = saved
+    values_bar = jnp.einsum("tfc,tc->f", _level_sums(forest, values.shape[0], x), out_bar)
+    return None, values_bar, _multiply_by_levels(forest, values, out_bar)
+
+
+_multiply_by_levels.defvjp(_levels_forward, _levels_backward)
+
+
+def _by_columns(
+    product: Callable[[JaxArray], JaxArray], x: Float[Array, "t c"], width: int
+) -> Float[JaxArray, "t c"]:
+    """Multiply `width` columns at a time."""
+    if x.shape[1] <= width:
+        return product(jnp.asarray(x))
+    # Recomputed in the backward pass: the temporaries of all columns would be kept otherwise.
+    one = jax.checkpoint(lambda column: product(column[:, None])[:, 0])
+    return jax.lax.map(one, jnp.asarray(x).T, batch_size=width).T
