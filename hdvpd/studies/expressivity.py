@@ -127,7 +127,9 @@ def exact_mask(graph: nx.Graph, num_hops: int) -> Float[np.ndarray, "t t"]:
 
 def colors(graph: nx.Graph) -> list[str]:
     """Return every node's colour when refinement has ended, comparable between graphs."""
-    refined = nx.weisfeiler_lehman_subgraph_hashes(graph, iterations=len(graph))
+    alike = graph.copy()
+    nx.set_node_attributes(alike, "", "start")
+    refined = nx.weisfeiler_lehman_subgraph_hashes(alike, node_attr="start", iterations=len(graph))
     return [refined[node][-1] for node in graph]
 
 
@@ -233,7 +235,7 @@ def sampled_rows(settings: ExpressivitySettings) -> list[Row]:
             for seed in range(settings.seeds):
                 keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), index))
                 draws = [
-                    np.asarray(
+                    np.float64(
                         sampled_return_weights(
                             graph,
                             key,
