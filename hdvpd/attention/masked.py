@@ -32,10 +32,11 @@ def masked_linear_attention(
       Weighted means of the values; zero for a token whose weights are all zero, or no larger than
       the product's rounding errors (`AbstractMask.noise`).
     """
-    extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), value.dtype)], axis=1)
+    # Sums are float32 even of half-precision inputs.
+    extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
     num_tokens, width = extended.shape
     num_features = query.shape[1]
-    chunk = min(num_features, max(1, _CHUNK_SIZE // (num_tokens * width)))
+    chunk = min(num_features, max(1, _CHUNK_SIZE // max(1, num_tokens * width)))
 
     def attend(
         query: Float[JaxArray, "m t"], key: Float[JaxArray, "m t"]
@@ -56,6 +57,7 @@ def masked_linear_attention(
     if whole < num_features:
         total += jax.checkpoint(attend)(*(x[whole:] for x in features))
     normalizer = total[:, -1:]
-    floor = mask.noise * jnp.abs(jax.lax.stop_gradient(normalizer)).max()
-    kept = jnp.abs(normalizer) > floor
-    return jnp.where(kept, total[:, :-1] / jnp.where(kept, normalizer, 1.0), 0.0)
+    floor = mask.noise * jnp.abs(jax.lax.stop_gradient(normalizer)).max(initial=0.0)
+    # NaN is not below the floor: it stays loud.
+    empty = jnp.abs(normalizer) <= floor
+    return jnp.where(empty, 0.0, total[:, :-1] / jnp.where(empty, 1.0, normalizer))
