@@ -1,5 +1,7 @@
 """GKAT against the dense attention of the package, a float64 kernel, and its symmetries."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -8,6 +10,9 @@ import pytest
 from flax import nnx
 
 from hdvpd.attention.dense import masked_softmax_attention
+from hdvpd.attention.graphs import matrix_graph, transition_graph
+from hdvpd.attention.masks.rwgnk import rwgnk_mask
+from hdvpd.attention.walks import exact_walks
 from hdvpd.studies.fitting import AbstractLearner, Score, fit
 from hdvpd.studies.gkat import Gkat, GkatLayer, GkatLearner, kernel_matrices
 from hdvpd.studies.graph_tasks import GraphSet
@@ -27,18 +32,24 @@ def graph():
 
 def test_the_kernel_is_that_of_expected_visits(graph):
     adjacency, _, kernel = graph
-    degrees = adjacency.sum(1)
-    visits = np.zeros((9, 9))
+    visits = np.eye(9)
     for start in range(9):
-        place = np.eye(9)[start]
-        for hop in range(4):
-            visits[start] += 0.7**hop * place
-            place = sum(
-                place[node] / degrees[node] * adjacency[node] for node in range(9) if degrees[node]
-            ) + np.zeros(9)
+        for hop in range(1, 4):
+            for path in itertools.product(range(9), repeat=hop):
+                steps = list(itertools.pairwise((start, *path)))
+                if all(adjacency[step] for step in steps):
+                    chance = np.prod([1 / adjacency[node].sum() for node, _ in steps])
+                    visits[start, path[-1]] += 0.7**hop * chance
     psi = visits / np.linalg.norm(visits, axis=1, keepdims=True)
     np.testing.assert_allclose(kernel, psi @ psi.T, atol=1e-6)
     np.testing.assert_allclose(np.diagonal(kernel), 1, atol=1e-6)
+
+
+def test_the_kernel_is_the_mask_of_exact_walks(graph):
+    adjacency, _, kernel = graph
+    walks = exact_walks(transition_graph(matrix_graph(adjacency.astype(np.float64))), 3)
+    mask = rwgnk_mask(walks, jnp.float32(0.7))
+    np.testing.assert_allclose(mask.dense(), kernel, atol=1e-6)
 
 
 def test_a_layer_is_masked_softmax_attention_in_every_head(graph):
