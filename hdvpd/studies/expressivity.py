@@ -122,7 +122,7 @@ def weights_of(graph: nx.Graph) -> Float[np.ndarray, "t t"]:
 
 def exact_mask(graph: nx.Graph, num_hops: int) -> Float[np.ndarray, "t t"]:
     """Return sum_l f_l W^l."""
-    return power_series(weights_of(graph), modulation(num_hops)).astype(np.float32)
+    return np.asarray(power_series(weights_of(graph), modulation(num_hops)), np.float32)
 
 
 def colors(graph: nx.Graph) -> list[str]:
