@@ -122,19 +122,22 @@ def weights_of(graph: nx.Graph) -> Float[np.ndarray, "t t"]:
 
 def exact_mask(graph: nx.Graph, num_hops: int) -> Float[np.ndarray, "t t"]:
     """Return sum_l f_l W^l."""
-    return power_series(weights_of(graph), modulation(num_hops)).astype(np.float32)
+    return np.asarray(power_series(weights_of(graph), modulation(num_hops)), np.float32)
 
 
 def colors(graph: nx.Graph) -> list[str]:
     """Return every node's colour when refinement has ended, comparable between graphs."""
-    refined = nx.weisfeiler_lehman_subgraph_hashes(graph, iterations=len(graph))
+    alike = graph.copy()
+    nx.set_node_attributes(alike, dict.fromkeys(alike, ""), "start")
+    refined = nx.weisfeiler_lehman_subgraph_hashes(alike, node_attr="start", iterations=len(graph))
     return [refined[node][-1] for node in graph]
 
 
 def color_features(graph: nx.Graph, width: int = 4) -> Float[np.ndarray, "t m"]:
     """Return a positive random vector per node that depends on its colour only."""
     seeds = [int(color, 16) for color in colors(graph)]
-    return np.float32([np.random.default_rng(seed).random(width) for seed in seeds]) + 0.1
+    vectors = [np.random.default_rng(seed).random(width) for seed in seeds]
+    return np.array(vectors, np.float32) + np.float32(0.1)
 
 
 def return_weights(mask: Float[Array, "t t"]) -> Float[Array, "t"]:
@@ -242,7 +245,7 @@ def sampled_rows(settings: ExpressivitySettings) -> list[Row]:
                             num_hops=settings.hops,
                             halting=settings.halting,
                         )
-                    )[:, :num_nodes].mean(1)
+                    )[:, :num_nodes].mean(1, dtype=np.float64)
                     for graph, key in zip(padded, keys, strict=True)
                 ]
                 row = {"pair": pair.name, "walkers": walkers, "seed": seed}

@@ -43,6 +43,7 @@ class GkatLayer(nnx.Module):
 
     def __call__(self, x: Float[Array, "t d"], mask: Float[Array, "t t"]) -> Float[JaxArray, "t o"]:
         """Return the heads' outputs side by side."""
+        x = jnp.asarray(x)
         query, key, value = (
             project(x).reshape(len(x), self.num_heads, -1)
             for project in (self.query, self.key, self.value)
@@ -78,7 +79,7 @@ class Gkat(nnx.Module):
         """
         for layer in self.layers:
             features = layer(features, mask)
-        share = real / jnp.maximum(real.sum(), 1)
+        share = jnp.asarray(real / jnp.maximum(real.sum(), 1), jnp.float32)
         return self.classify(share @ features)
 
 
@@ -156,7 +157,8 @@ def kernel_matrices(
 ) -> Float[JaxArray, "b t t"]:
     """Return the random-walk graph-node kernel of every graph, exact and with unit diagonal.
 
-    K = Psi Psi^T, Psi the rows of sum_e lambda^e P^e divided by their norms, P = D^-1 A.
+    The dense form of `hdvpd.attention.masks.rwgnk.rwgnk_mask` on exact walks, alpha = 1, by matrix
+    products: these graphs have some hundred nodes, while thousands of walks start at each.
 
     Args:
       adjacency: of each graph.
@@ -196,7 +198,7 @@ def _train_epoch(
         updates, optimizer_state = optimizer.update(jax.grad(loss)(params, some), optimizer_state)
         return (optax.apply_updates(params, updates), optimizer_state), None
 
-    return jax.lax.scan(step, state, batches)[0]
+    return jax.lax.scan(step, state, jnp.asarray(batches))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
