@@ -1,6 +1,7 @@
 """Training classifiers that differ in one setting from equal seeds, and comparing them."""
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -208,28 +209,28 @@ def run_all(
 
     Arguments are those of `run_study`.
     """
-    for positions in split_words(settings.positions):
-        # Seed by seed: after the first round there is something to compare.
-        for seed in range(settings.seeds):
-            to_train, to_test = split(len(examples.labels), num_train, seed)
-            batches = draw_batches(to_train, settings.batch_size, settings.steps, seed)
-            for word in split_words(settings.variants):
-                variant = parse_variant(word)
-                assert variant is not None
-                started = time.monotonic()
-                model = make_model(variant, positions == "learned", _streams(seed))
-                trained = train(model, examples, batches, settings.learning_rate)
-                right = is_right(trained.model, examples)
-                yield {
-                    "positions": positions,
-                    "variant": word,
-                    "seed": seed,
-                    "accuracy": right[to_test].mean(),
-                    "train accuracy": right[to_train].mean(),
-                    "last losses": float(trained.losses[-100:].mean()),
-                    "parameters": num_parameters(model),
-                    "seconds": time.monotonic() - started,
-                }
+    variants = split_words(settings.variants)
+    # Seed by seed: after the first round there is something to compare.
+    for seed in range(settings.seeds):
+        to_train, to_test = split(len(examples.labels), num_train, seed)
+        batches = draw_batches(to_train, settings.batch_size, settings.steps, seed)
+        for positions, word in itertools.product(split_words(settings.positions), variants):
+            variant = parse_variant(word)
+            assert variant is not None
+            started = time.monotonic()
+            model = make_model(variant, positions == "learned", _streams(seed))
+            trained = train(model, examples, batches, settings.learning_rate)
+            right = is_right(trained.model, examples)
+            yield {
+                "positions": positions,
+                "variant": word,
+                "seed": seed,
+                "accuracy": right[to_test].mean(),
+                "train accuracy": right[to_train].mean(),
+                "last losses": float(trained.losses[-100:].mean()),
+                "parameters": num_parameters(model),
+                "seconds": time.monotonic() - started,
+            }
 
 
 def _streams(seed: int) -> nnx.Rngs:
