@@ -168,7 +168,9 @@ class ClipTransformer(nnx.Module):
         return self.classify(self.temporal(frames))
 
 
-def patches(images: Float[np.ndarray, "*batch h w c"], size: int) -> Float[np.ndarray, "*batch n i"]:
+def patches(
+    images: Float[np.ndarray, "*batch h w c"], size: int
+) -> Float[np.ndarray, "*batch n i"]:
     """Cut images into square patches in row-major order, each as a row of numbers.
 
     Args:
