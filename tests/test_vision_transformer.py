@@ -186,17 +186,6 @@ def test_training_lowers_the_loss_moves_the_masks_and_keeps_the_walks():
         np.testing.assert_array_equal(old, new)
 
 
-def test_the_last_block_s_masks_do_not_reach_the_class_token():
-    model = make_model(parse_variant("linear+exact"), positions=True)
-    image = jnp.asarray(bright_and_dark().inputs[0])
-    first, last = (block.attention.masks for block in model.encoder.blocks)
-    before = model(image)
-    perturbed(last)
-    np.testing.assert_array_equal(model(image), before)
-    perturbed(first)
-    assert np.abs(model(image) - before).max() > 1e-6
-
-
 def test_without_positions_only_masks_see_where_pixels_are():
     images = np.float32(np.random.default_rng(1).normal(size=(12, 1)))
     shuffled = np.random.default_rng(2).permutation(12)
@@ -262,7 +251,7 @@ def test_patches_are_squares_in_row_major_order():
 
 
 def test_clip_transformer_reads_all_frames_and_has_masks_in_both_encoders():
-    settings = VideoSettings(width=WIDTH, heads=HEADS, depth=1, hops=2, patch=8, frames=3)
+    settings = VideoSettings(width=WIDTH, heads=HEADS, depth=2, hops=2, patch=8, frames=3)
     model = video.make_model(parse_variant("softmax+grf-2"), False, settings, rngs=streams())
     clips = np.float32(np.random.default_rng(0).normal(size=(3, 20, 192)))[None].repeat(4, 0)
     for frame in range(3):
@@ -307,7 +296,7 @@ def test_unknown_variants_are_refused(word):
         (VisionSettings, {"train_images": 1797}, "--train-images 1797"),
         (VisionSettings, {"patch": 3}, "--patch 3"),
         (VisionSettings, {"positions": "sine"}, "--positions sine"),
-        (VideoSettings, {"clips": 90}, "--clips 90"),
+        (VideoSettings, {"clips": 80}, "--clips 80"),
         (VideoSettings, {"patch": 5}, "--patch 5"),
         (VideoSettings, {"halting": 1.0}, "--halting 1.0"),
     ],

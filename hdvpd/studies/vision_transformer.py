@@ -15,7 +15,9 @@ from hdvpd.studies.head_masks import AbstractMaskFamily, HeadMasks
 
 # Width of the hidden layer over that of tokens (arXiv 2410.03462, Table 2: 4).
 _WIDENING = 2
-_POSITION_SPREAD = 0.02
+_CLASS_SPREAD = 0.02
+# That of a normalised pixel's embedding: smaller ones go unused for most of a short training.
+_POSITION_SPREAD = 1.0
 
 Kind = Literal["softmax", "linear"]
 FamilyOf = Callable[[tuple[int, int]], AbstractMaskFamily]
@@ -82,9 +84,11 @@ class Block(nnx.Module):
         self.widen = nnx.Linear(width, _WIDENING * width, rngs=rngs)
         self.narrow = nnx.Linear(_WIDENING * width, width, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "t d"]) -> Float[JaxArray, "t d"]:
-        """Return the next tokens."""
-        x = x + self.attention(self.first_norm(x))
+    def __call__(
+        self, x: Float[Array, "t d"], num_read: int | None = None
+    ) -> Float[JaxArray, "_ d"]:
+        """Return the next tokens, all or the first ones."""
+        x = (x + self.attention(self.first_norm(x)))[:num_read]
         return x + self.narrow(jax.nn.gelu(self.widen(self.second_norm(x))))
 
 
@@ -98,7 +102,7 @@ class Encoder(nnx.Module):
       num_heads: of attention.
       depth: blocks.
       kind: of attention.
-      family: makes the family of the masks on a grid; None for no mask.
+      family: makes the family of the masks on a grid, of all blocks but the last; None for no mask.
       positions: whether every token has a learned position embedding.
       rngs: of weights and walks.
     """
@@ -116,17 +120,19 @@ class Encoder(nnx.Module):
         positions: bool,
         rngs: nnx.Rngs,
     ):
-        normal = nnx.initializers.normal(_POSITION_SPREAD)
+        normal = nnx.initializers.normal
         num_cells = cells[0] * cells[1]
-        on_cells = None if family is None else family(cells)
+        # Every mask lets the class token see all cells alike, and the last block's others are not
+        # read: a mask there would change nothing.
+        masks = [None if family is None else family(cells)] * (depth - 1) + [None]
         self.embed = nnx.Linear(in_dim, width, rngs=rngs)
-        self.class_token = nnx.Param(normal(rngs.params(), (1, width)))
+        self.class_token = nnx.Param(normal(_CLASS_SPREAD)(rngs.params(), (1, width)))
         # Drawn in any case, so that what follows starts alike with and without.
-        drawn = normal(rngs.params(), (num_cells, width))
+        drawn = normal(_POSITION_SPREAD)(rngs.params(), (num_cells, width))
         self.positions = nnx.Param(drawn) if positions else None
         self.blocks = nnx.List(
             Block(width, Attention(width, num_heads, kind, on_cells, rngs=rngs), rngs=rngs)
-            for _ in range(depth)
+            for on_cells in masks
         )
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
@@ -136,9 +142,9 @@ class Encoder(nnx.Module):
         if self.positions is not None:
             tokens = tokens + self.positions.get_value()
         tokens = jnp.concatenate([self.class_token.get_value(), tokens])
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             tokens = block(tokens)
-        return self.norm(tokens[0])
+        return self.norm(self.blocks[-1](tokens, num_read=1)[0])
 
 
 class ImageTransformer(nnx.Module):
