@@ -47,7 +47,7 @@ def make_model(variant, positions=False, rngs=None):
 
 
 def logits(model, inputs):
-    return jax.jit(jax.vmap(lambda x: model(x)))(inputs)
+    return np.asarray(jax.jit(jax.vmap(lambda x: model(x)))(inputs))
 
 
 def bright_and_dark(number=24):
@@ -211,7 +211,7 @@ def test_splits_do_not_overlap_and_batches_stay_within_them():
 
 
 def test_study_writes_runs_and_a_summary_that_does_not_depend_on_their_order(tmp_path):
-    settings = dataclasses.replace(SETTINGS, variants="linear,linear+exact", positions="none",
+    settings = dataclasses.replace(SETTINGS, variants="linear+exact", positions="none",
                                    train_images=16)  # fmt: skip
     classification.run_study(
         tmp_path, bright_and_dark(), 16, make_model, settings, reference="linear", title="tried"
@@ -219,7 +219,7 @@ def test_study_writes_runs_and_a_summary_that_does_not_depend_on_their_order(tmp
     found = {path.name for path in tmp_path.iterdir()}
     assert found == {"settings.toml", "runs.csv", "summary.csv", "accuracy.png"}
     lines = (tmp_path / "runs.csv").read_text().splitlines()
-    assert len(lines) == 1 + 4
+    assert len(lines) == 1 + 2
 
 
 def test_summary_pairs_the_runs_of_a_seed():
@@ -292,7 +292,7 @@ def test_unknown_variants_are_refused(word):
 @pytest.mark.parametrize(
     ("settings", "changes", "flag"),
     [
-        (VisionSettings, {"width": 30}, "--width 30"),
+        (VisionSettings, {"width": 31}, "--width 31"),
         (VisionSettings, {"train_images": 1797}, "--train-images 1797"),
         (VisionSettings, {"patch": 3}, "--patch 3"),
         (VisionSettings, {"positions": "sine"}, "--positions sine"),

@@ -138,7 +138,7 @@ def _train(
         updates, moments = optimizer.update(gradients, moments, params)
         return (optax.apply_updates(params, updates), moments), loss
 
-    (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), batches)
+    (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), jnp.asarray(batches))
     return params, losses
 
 

@@ -161,7 +161,7 @@ class HeadMasks(nnx.Module):
         drawn = [family.frozen(key) for key in jax.random.split(rngs.masks(), num_heads)]
         self.frozen = Frozen(jax.tree.map(lambda *of_heads: jnp.stack(of_heads), *drawn))
 
-    def map(self, function: Callable[..., JaxArray], *arrays: Float[Array, "a *_"]) -> JaxArray:
+    def map(self, function: Callable[..., JaxArray], *arrays: Float[JaxArray, "a *_"]) -> JaxArray:
         """Return function(mask, *arrays) of every head; the first axis is that of the heads."""
 
         def of_head(parameters: JaxArray, frozen: Any, *arrays: JaxArray) -> JaxArray:

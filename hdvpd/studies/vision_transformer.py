@@ -52,7 +52,7 @@ class Attention(nnx.Module):
         self.merge = nnx.Linear(width, width, rngs=rngs)
         self.masks = None if family is None else HeadMasks(family, num_heads, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "t d"]) -> Float[JaxArray, "t d"]:
+    def __call__(self, x: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
         """Return what every token reads."""
         num_tokens = x.shape[0]
         query, key, value = self.heads(x)
@@ -65,7 +65,7 @@ class Attention(nnx.Module):
             read = jax.vmap(attend)(query, key, value, self.masks.dense())
         return self.merge(jnp.swapaxes(read, 0, 1).reshape(num_tokens, -1))
 
-    def heads(self, x: Float[Array, "t d"]) -> tuple[Float[JaxArray, "a t m"], ...]:
+    def heads(self, x: Float[JaxArray, "t d"]) -> tuple[Float[Array, "a t m"], ...]:
         """Return queries, keys and values; for linear attention the features of the first two."""
         num_tokens = x.shape[0]
         projected = self.project(x).reshape(num_tokens, 3, self.num_heads, -1)
@@ -85,7 +85,7 @@ class Block(nnx.Module):
         self.narrow = nnx.Linear(_WIDENING * width, width, rngs=rngs)
 
     def __call__(
-        self, x: Float[Array, "t d"], num_read: int | None = None
+        self, x: Float[JaxArray, "t d"], num_read: int | None = None
     ) -> Float[JaxArray, "_ d"]:
         """Return the next tokens, all or the first ones."""
         x = (x + self.attention(self.first_norm(x)))[:num_read]
@@ -136,7 +136,7 @@ class Encoder(nnx.Module):
         )
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
-    def __call__(self, cells: Float[Array, "n i"]) -> Float[JaxArray, "d"]:
+    def __call__(self, cells: Float[JaxArray, "n i"]) -> Float[JaxArray, "d"]:
         """Return the class token after the last block."""
         tokens = self.embed(cells)
         if self.positions is not None:
@@ -154,7 +154,7 @@ class ImageTransformer(nnx.Module):
         self.encoder = encoder
         self.classify = nnx.Linear(width, num_classes, rngs=rngs)
 
-    def __call__(self, patches: Float[Array, "n i"]) -> Float[JaxArray, "classes"]:
+    def __call__(self, patches: Float[JaxArray, "n i"]) -> Float[JaxArray, "classes"]:
         """Return the logits of one image."""
         return self.classify(self.encoder(patches))
 
@@ -168,7 +168,7 @@ class ClipTransformer(nnx.Module):
         self.spatial, self.temporal = spatial, temporal
         self.classify = nnx.Linear(width, num_classes, rngs=rngs)
 
-    def __call__(self, patches: Float[Array, "f n i"]) -> Float[JaxArray, "classes"]:
+    def __call__(self, patches: Float[JaxArray, "f n i"]) -> Float[JaxArray, "classes"]:
         """Return the logits of one clip."""
         frames = jax.vmap(self.spatial)(patches)
         return self.classify(self.temporal(frames))
