@@ -150,7 +150,9 @@ def diffusion_mask(
         raise UserError(f"largest_time = {bound}: use a finite number that is not negative.")
     if is_known(graph):
         _require_symmetric(graph)
-    degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
+    # Known of a known graph, also while a time is traced.
+    with jax.ensure_compile_time_eval():
+        degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
     return DiffusionMask(
         graph=graph,
         degrees=degrees,
