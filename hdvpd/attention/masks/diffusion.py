@@ -170,7 +170,7 @@ def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> 
             f'generator = {generator!r}: the graph must be known before tracing; "walk" needs no '
             "bound of the degrees."
         )
-    exponent = largest_time * float(degrees.max(initial=0.0))
+    exponent = largest_time * float(np.asarray(degrees).max(initial=0.0))
     if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
         allowed = _LARGEST_EXPONENT * largest_time / exponent
         raise UserError(
