@@ -2,8 +2,8 @@
 
 An episode is written aside, flushed to disk and renamed; readers only see six-digit folders. The
 arrays are zarr v3 through TensorStore with a checksum per chunk: without it a flipped bit decodes
-to wrong pixels silently. Frames of an image are chunks of one shard, written at once because every
-write rewrites the shard.
+to wrong pixels silently. Frames of an image are chunks of a shard, written at once because every
+write rewrites the shard; TensorStore's threads compress one shard while the next is filled.
 """
 
 import contextlib
@@ -22,7 +22,10 @@ import tensorstore
 
 from hdvpd.errors import UserError
 
-MAX_SHARD_FRAMES = 256
+MAX_SHARD_FRAMES = 64
+"""Two shards of every image are in memory while an episode is streamed."""
+ZSTD_LEVEL = -1
+"""Images as small as with level 1, written 1.5 and read 2 times as fast (docs/data-format.md)."""
 INCOMPLETE = "incomplete.json"
 """Lies in a data set while an import is under way or after it failed; readers refuse it."""
 
@@ -98,7 +101,11 @@ def new_episode(path: Path, number: int, meta: Mapping[str, Any]) -> Iterator["E
         with refuse():
             aside.mkdir(parents=True)
         with _locked(aside):
-            yield EpisodeWriter(aside, refuse)
+            episode = EpisodeWriter(aside, refuse)
+            try:
+                yield episode
+            finally:
+                episode.finish()
             with refuse():
                 write_json(aside / "episode.json", meta)
                 _flush_folders(aside)
@@ -120,6 +127,7 @@ class EpisodeWriter:
     ) -> None:
         self._folder, self._refuse = folder, refuse
         self._growing: dict[str, tensorstore.TensorStore] = {}
+        self._writing: list[tensorstore.WriteFutures] = []
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write whole arrays.
@@ -155,22 +163,32 @@ class EpisodeWriter:
             self._growing[name] = self._open(name, shape, np.dtype(dtype)).result()
 
     def write_frames(self, start: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write the next frames of arrays begun with `create`.
+        """Begin to write the next frames of arrays begun with `create`, and end the ones before.
 
         Args:
           start: first frame; a multiple of `MAX_SHARD_FRAMES`, or every shard is written twice.
-          arrays: frames by path inside the episode.
+          arrays: frames by path inside the episode; left alone until the next call has returned.
+
+        Raises:
+          UserError: the disk is full or not writable.
+        """
+        self.finish()
+        with self._refuse():
+            self._writing = [
+                self._growing[name][start : start + len(values)].write(np.ascontiguousarray(values))
+                for name, values in arrays.items()
+            ]
+
+    def finish(self) -> None:
+        """Wait until everything is written.
 
         Raises:
           UserError: the disk is full or not writable.
         """
         with self._refuse():
-            writing = [
-                self._growing[name][start : start + len(values)].write(np.ascontiguousarray(values))
-                for name, values in arrays.items()
-            ]
-            for future in writing:
+            for future in self._writing:
                 future.result()
+        self._writing = []
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> tensorstore.Future:
         spec = {
@@ -252,7 +270,7 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype, images: bool) -> dict[str
     order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", **order},
-        {"name": "zstd", "configuration": {"level": 1}},
+        {"name": "zstd", "configuration": {"level": ZSTD_LEVEL}},
         {"name": "crc32c"},
     ]
     chunk = list(shape)

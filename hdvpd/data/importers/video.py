@@ -141,6 +141,8 @@ class Video:
 
     def _jump(self, time_s: float, tolerance_s: float) -> bool:
         """Go to the key frame before a time where that saves decoding."""
+        if time_s <= self._last_s + 5 * tolerance_s:  # the next frame, or the one after it
+            return False
         stamp = round((time_s + tolerance_s) / self._stream.time_base)
         entry = self._index.search_timestamp(stamp) if self._index else -1
         if entry < 0:  # Matroska's index is read by its first seek
