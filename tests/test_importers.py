@@ -1,6 +1,7 @@
 """Every source format, written by its own library, arrives as the analytic truth."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
 from hdvpd.data import bimanual_clip, bimanual_scene, windows, writer
-from hdvpd.data.importers import FORMATS, base, conversions, driver
+from hdvpd.data.importers import FORMATS, base, conversions, driver, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.store import Dataset
@@ -260,6 +261,32 @@ def test_kinematics_of_an_mjcf_equal_those_of_the_whole_model():
     assert len(names) > 14
     expected = bimanual_clip.frame_poses(whole, states, names)
     np.testing.assert_allclose(model.link_poses(values, np.eye(4)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "millimetres"),
+    [
+        (lambda joints: joints, 0.0),
+        (lambda joints: joints[:, ::-1], None),
+        (lambda joints: -joints, None),
+        (lambda joints: np.rad2deg(joints), None),
+    ],
+)
+def test_a_recorded_tool_shows_whether_the_model_fits(change, millimetres):
+    model = RobotModel(sources.URDF, Path("arm.urdf"), JOINTS[:2])
+    joints = np.random.default_rng(3).uniform(-1, 1, (12, 2))
+    tool = sources.tool_poses(joints) @ sources.CAMERA_TO_TOOL
+    poses = model.link_poses(change(joints), np.eye(4))
+    text = prepare.compare_tool("hand", tool, [link.name for link in model.links], poses)
+    found = re.fullmatch(r"recorded hand moves with link (\w+) .* to ([\d.]+) mm(; is .*)?", text)
+    assert found
+    if millimetres is None:
+        assert float(found[2]) > 10
+        assert found[3]
+    else:
+        assert found[1] in ("fore", "tool", "finger_a", "finger_b")  # one rigid body
+        assert float(found[2]) == millimetres
+        assert not found[3]
 
 
 def test_a_robot_model_that_does_not_fit_is_refused_with_both_lists():
@@ -609,7 +636,7 @@ def test_the_check_can_be_left_out(tmp_path, capsys):
 TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.num-layers 1
   --model.unet-channels 8 --model.latent-dim 16 --model.num-heads 2 --render.num-samples 8
   --render.num-proposals 4 --render.mlp-width 16 --train.num-rays 16 --train.horizon 1
-  --train.num-steps 1 --train.warmup-steps 0 --train.validate-every 0"""
+  --train.num-steps 2 --train.warmup-steps 0 --train.validate-every 0"""
 
 
 @pytest.mark.parametrize("name", FORMATS)
