@@ -21,8 +21,6 @@ TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""
 _FIRST_STEP_BACK = 16.0
 """How much farther back to begin, in tolerances and then in itself, after landing too late."""
-THREADS = 2
-"""Of each decoder: one frame ahead of the one that is used."""
 _DEMUXERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
 _AGAIN = "Copy or download the file again."
 
@@ -67,8 +65,8 @@ class Video:
         self._place, self._container = place, container
         self._stream = container.streams.video[0]
         context = self._stream.codec_context
-        # More threads would decode more frames in vain after every jump.
-        self._stream.thread_type, context.thread_count = "AUTO", THREADS
+        # More threads cost a quarter of the speed per core; --workers uses the other cores.
+        context.thread_count = 1
         self.size = (context.height, context.width)
         self._index: Any = self._stream.index_entries
         self._decoded = self._decode()
