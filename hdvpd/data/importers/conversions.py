@@ -262,13 +262,16 @@ def implausible_depth(depth_m: Float[np.ndarray, "h w"]) -> str:
     known = depth_m[depth_m > 0]
     if not known.size:
         return ""
-    median = float(np.median(known))
-    if known.max() <= 1.0 and known.min() > 0.9:
+    low, high = float(known.min()), float(known.max())
+    if high <= 1.0 and low > 0.9:
         return (
-            f"all depth lies between {known.min():.4f} and 1: this is an OpenGL depth buffer, not "
+            f"all depth lies between {low:.4f} and 1: this is an OpenGL depth buffer, not "
             "metres. Convert it with z = near / (1 - d * (1 - near / far)), where near and far "
             "are znear * extent and zfar * extent of the simulator's model"
         )
+    if low >= MIN_PLAUSIBLE_M and high <= MAX_PLAUSIBLE_M:  # and so the median, which is slow
+        return ""
+    median = float(np.median(known))
     if median > MAX_PLAUSIBLE_M:
         return (
             f"the median depth is {median:.4g} m, farther than any table-top scene. If the source "
