@@ -640,9 +640,7 @@ TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.num-
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_training_on_imported_data_needs_no_code(name, imported, tmp_path, long, capsys):
-    if not long:
-        pytest.skip("compiling takes long: only with --long")
+def test_training_on_imported_data_needs_no_code(name, imported, tmp_path, capsys):
     words = ["train", name, "--runs-dir", str(tmp_path), "--data.path", str(imported(name).path)]
     assert main([*words, *TINY.split()]) == 0
     records = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
