@@ -27,11 +27,11 @@ from hdvpd.attention.graphs import (
 )
 from hdvpd.attention.power_series import exponential, power_series
 from hdvpd.attention.walks import Walks, sample_walks
+from hdvpd.studies.outputs import Row
 
 COUPLINGS: tuple[Coupling, ...] = get_args(Coupling)
 AD_HOC = "counts without importance weights"
 
-Row = dict[str, Any]
 Matrix = Float[np.ndarray, "t t"]
 
 
