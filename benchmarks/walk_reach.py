@@ -56,7 +56,7 @@ def reach(config: Config, scene: SceneSpec, window: Batch) -> np.ndarray:
 
 def main() -> None:
     """Print a table, one row per number of particles."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", nargs="?", default="compare")
     parser.add_argument("--episodes", type=int, default=8)
     parser.add_argument("--particles", type=int, nargs="+", default=[1024, 4096, 32768])
