@@ -4,8 +4,8 @@ Tokens lie on a surface, in Z order as the encoder's particles do, or with --ran
 is the worst case for whatever gathers neighbours. Parts, forward and forward + backward:
 - attention alone, queries, keys, values and walks given: GRF attention in each of its forms, and
   linear attention over all tokens with as many heads as the model;
-- layers with their projections, plan given: every local layer, the global layer and the block's
-  MLP (D -> 2D -> D), gradients to parameters and tokens;
+- layers with their projections, plan given: the local layers chosen, the global layer and the
+  block's MLP (D -> 2D -> D), gradients to parameters and tokens;
 - stacks of whole blocks with the same layout and no, GRF or message-passing local layers, plan
   (neighbour search and walks or anchors) included: the papers' training-speed ratio.
 
@@ -14,14 +14,14 @@ results included. "bytes" is the time over that of copying what must move: a for
 inputs and used walk entries and writes its result, a backward pass reads both and the cotangent and
 writes one cotangent per input, everything once.
 
-Run: python benchmarks/local_layers.py [--sizes 8192 32768 131072] [--random-order]
+Run: python benchmarks/local_layers.py [--sizes 8192 32768 131072] [--random-order] [--layers ...]
 """
 
 import argparse
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -156,12 +156,9 @@ def attention_parts(config: ModelConfig, positions: jax.Array, max_gib: float) -
     return parts
 
 
-def local_names() -> list[str]:
-    """Return the names of all local layers, GRF first."""
-    return sorted(LOCAL_LAYERS, key=lambda name: name != "grf")
-
-
-def layer_parts(config: ModelConfig, positions: jax.Array) -> dict[str, Part]:
+def layer_parts(
+    config: ModelConfig, positions: jax.Array, layers: Sequence[str]
+) -> dict[str, Part]:
     """Return the layers of one block with their projections."""
     size = len(positions)
     tokens = jnp.asarray(np.random.default_rng(2).normal(size=(size, config.latent_dim)))
@@ -178,7 +175,7 @@ def layer_parts(config: ModelConfig, positions: jax.Array) -> dict[str, Part]:
 
     block = Interlacer(config, _SCENE, rngs=nnx.Rngs(0)).blocks[0]
     parts = {"mlp": part(block.mlp), "global layer": part(block.global_attention, mask)}
-    for name in local_names():
+    for name in layers:
         options = dataclasses.replace(config, local=name)
         block = Interlacer(options, _SCENE, rngs=nnx.Rngs(0)).blocks[0]
         assert block.local is not None
@@ -188,11 +185,15 @@ def layer_parts(config: ModelConfig, positions: jax.Array) -> dict[str, Part]:
 
 
 def measure(
-    config: ModelConfig, positions: jax.Array, repeats: int, max_gib: float
+    config: ModelConfig,
+    positions: jax.Array,
+    layers: Sequence[str],
+    repeats: int,
+    max_gib: float,
 ) -> dict[str, Any]:
     """Return milliseconds and MiB of every part, and what its inputs take."""
     keep_freed_memory()
-    parts = attention_parts(config, positions, max_gib) | layer_parts(config, positions)
+    parts = attention_parts(config, positions, max_gib) | layer_parts(config, positions, layers)
     calls = {name: part.calls() for name, part in parts.items()}
     times = interleaved(
         {f"{name} {i}": call for name, pair in calls.items() for i, call in enumerate(pair)},
@@ -245,7 +246,9 @@ def exponents(results: dict[int, dict[str, dict[str, float]]]) -> dict[str, dict
     }
 
 
-def time_stacks(config: ModelConfig, positions: jax.Array, repeats: int) -> dict[str, float]:
+def time_stacks(
+    config: ModelConfig, positions: jax.Array, layers: Sequence[str], repeats: int
+) -> dict[str, float]:
     """Return milliseconds of plan, forward and backward pass of all blocks, per local layer."""
     keep_freed_memory()
     size = len(positions)
@@ -268,13 +271,14 @@ def time_stacks(config: ModelConfig, positions: jax.Array, repeats: int) -> dict
 
         return lambda: gradient(params, tokens, positions, jax.random.key(0))
 
-    return interleaved({name: call(name) for name in ("none", *local_names())}, repeats)
+    return interleaved({name: call(name) for name in ("none", *layers)}, repeats)
 
 
 def main() -> None:
     """Print the tables, the exponents, the ratio of the stacks and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8192, 32768, 131072])
+    parser.add_argument("--layers", nargs="+", choices=LOCAL_LAYERS, default=["grf", "mp"])
     parser.add_argument("--stack-size", type=int, default=32768, help="0 leaves the stacks out")
     parser.add_argument("--random-order", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
@@ -286,7 +290,9 @@ def main() -> None:
     results = {}
     for size in arguments.sizes:
         positions = points(size, arguments.random_order)
-        results[size] = measure(config, positions, arguments.repeats, arguments.max_gib)
+        results[size] = measure(
+            config, positions, arguments.layers, arguments.repeats, arguments.max_gib
+        )
         ratios(results[size], bandwidth)
         print_rows(size, results[size])
     fitted = exponents(results) if len(results) > 1 else {}
@@ -297,7 +303,7 @@ def main() -> None:
     stacks: dict[str, float] = {}
     if arguments.stack_size:
         positions = points(arguments.stack_size, arguments.random_order)
-        stacks = time_stacks(config, positions, arguments.repeats)
+        stacks = time_stacks(config, positions, arguments.layers, arguments.repeats)
         print(
             f"\n{config.num_layers} blocks, plan, forward + backward, {arguments.stack_size} tokens"
         )

@@ -157,6 +157,8 @@ class Import(Verb):
     """Order of the stored colours; by default as the format says."""
     rate: Annotated[float | None, tyro.conf.arg(metavar="HZ")] = None
     """Frames per second of a source without time stamps; by default as the format says."""
+    no_check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Do not prove the calibration of the first episode at the end."""
 
     def run(self, flags: Sequence[str]) -> None:
         """Import."""
@@ -184,6 +186,10 @@ class Import(Verb):
             channels=cast("Literal['rgb', 'bgr'] | None", self.channels or None),
             rate_hz=self.rate,
         )
+        if not self.no_check:
+            from hdvpd.data.importers.proof import prove
+
+            prove(self.out)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def write_lerobot(
     coding: str = "log",
     lossless: bool = True,
     channel_first: bool = False,
-    columns: bool = False,
+    columns: str = "",
     tiff: Any = np.uint16,
 ) -> None:
     """Write a data set.
@@ -94,7 +94,8 @@ def write_lerobot(
       coding: of depth: log, linear, ffv1 or tiff.
       lossless: whether colours are.
       channel_first: whether info.json lists the channel first.
-      columns: whether calibration is in columns instead of the side-car.
+      columns: what the poses mean, such as "world-to-camera opengl", if calibration is in columns
+        instead of the side-car.
       tiff: type of TIFF depth.
     """
     (path / "meta").mkdir(parents=True)
@@ -123,7 +124,7 @@ def write_lerobot(
                 where = {"video_key": key, "episode_chunk": 0, "episode_index": k}
                 write_video(path / template.format(**where), clip, *options)
     _write_tables(path, scenes, three, list(videos), columns, coding == "tiff", tiff)
-    _write_info(path, scenes, version, template, coding, channel_first, columns)
+    _write_info(path, scenes, version, template, coding, channel_first, bool(columns))
     if not columns:
         _write_sidecar(path, scenes[0])
 
@@ -133,7 +134,7 @@ def _write_tables(
     scenes: list[sources.Scene],
     three: bool,
     videos: list[str],
-    columns: bool,
+    columns: str,
     tiff: bool,
     tiff_type: Any,
 ) -> None:
@@ -159,7 +160,8 @@ def _write_tables(
             if columns:
                 k = view.intrinsics
                 four = [[k[0, 0], k[1, 1], k[0, 2], k[1, 2]]] * scene.frames
-                nested = np.linalg.inv(view.poses).tolist()
+                poses = view.poses @ sources.FLIP_GL if "opengl" in columns else view.poses
+                nested = (np.linalg.inv(poses) if "world-to" in columns else poses).tolist()
                 content[f"observation.{name}_camera_intrinsics"] = pa.array(four)
                 content[f"observation.{name}_camera_extrinsics"] = pa.array(nested)
             if tiff:

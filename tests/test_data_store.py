@@ -252,11 +252,14 @@ def test_a_write_that_fails_leaves_no_episode_behind(path):
     assert len(Dataset(path).episodes) == 3
 
 
-def test_files_are_plain_zarr_v3_with_a_checksum_per_frame(path):
-    meta = json.loads((path / "episodes/000000/cameras/cam0/rgb/zarr.json").read_text())
+@pytest.mark.parametrize(
+    ("kind", "size", "compression"), [("rgb", [16, 20, 3], "zstd"), ("depth", [16, 20], "blosc")]
+)
+def test_files_are_plain_zarr_v3_with_a_checksum_per_frame(path, kind, size, compression):
+    meta = json.loads((path / f"episodes/000000/cameras/cam0/{kind}/zarr.json").read_text())
     assert meta["zarr_format"] == 3
-    assert meta["dimension_names"] == ["time", "row", "column", "channel"]
+    assert meta["dimension_names"] == ["time", "row", "column", "channel"][: 1 + len(size)]
     (shard,) = meta["codecs"]
-    assert shard["configuration"]["chunk_shape"] == [1, 16, 20, 3]
+    assert shard["configuration"]["chunk_shape"] == [1, *size]
     names = [codec["name"] for codec in shard["configuration"]["codecs"]]
-    assert names == ["bytes", "zstd", "crc32c"]
+    assert names == ["bytes", compression, "crc32c"]

@@ -14,9 +14,11 @@ import pytest
 
 from hdvpd.__main__ import main
 from hdvpd.data import writer
-from hdvpd.data.importers import conversions, lerobot_info, video
+from hdvpd.data.calibration import agreement
+from hdvpd.data.importers import conversions, lerobot, lerobot_info, video
 from hdvpd.data.importers.base import SourcePlace
 from hdvpd.data.importers.driver import import_dataset
+from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -109,7 +111,7 @@ def test_lossy_colours_are_what_pyav_decodes(tmp_path, urdf):
 FPS = 30
 
 
-@pytest.fixture(scope="module", params=["libsvtav1", "libx264", "libx265", "ffv1"])
+@pytest.fixture(scope="module", params=["libsvtav1", "libx264", "libx265", "libx265 -g 2", "ffv1"])
 def numbered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A video whose frame k is a grey of 4 k: LeRobot's codecs, and one whose index is lazy."""
     file = tmp_path_factory.mktemp("video") / ("v.mkv" if request.param == "ffv1" else "v.mp4")
@@ -117,10 +119,14 @@ def numbered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "libx264": {"bf": "3", "g": "12", "crf": "1"},
         "libx265": {"x265-params": "bframes=3:keyint=12:crf=1:log-level=none:pools=none"},
         "libsvtav1": {"g": "2", "crf": "10", "preset": "12", "svtav1-params": "lp=1"},
+        "libx265 -g 2": {
+            "g": "2",
+            "x265-params": "lossless=1:log-level=none:pools=none:frame-threads=1",
+        },
         "ffv1": {},
     }[request.param]
     with av.open(str(file), "w") as container:
-        stream = container.add_stream(request.param, FPS, options)
+        stream = container.add_stream(request.param.split()[0], FPS, options)
         stream.height = stream.width = 32
         stream.pix_fmt = "yuv420p"
         for k in range(60):
@@ -141,7 +147,8 @@ def test_frames_are_found_by_time_wherever_decoding_can_begin(numbered, rows):
     np.testing.assert_allclose(found, rows, atol=0.49)
 
 
-def test_few_frames_of_a_long_video_are_reached_by_key_frames(numbered):
+@pytest.mark.parametrize("rows", [[12, 48], [13, 49], [59]])
+def test_few_frames_of_a_long_video_are_reached_by_key_frames(numbered, rows):
     if numbered.suffix == ".mkv":
         pytest.skip("Matroska's index is read when it is needed, not before")
     with video.open_video(SourcePlace(numbered, "e")) as opened:
@@ -155,9 +162,8 @@ def test_few_frames_of_a_long_video_are_reached_by_key_frames(numbered):
                 yield found
 
         opened._decode = counting
-        rows = [12, 48]
         list(opened.frames(rows, np.array(rows) / FPS, 1 / FPS))
-    assert decoded < 30  # of 49 from the beginning
+    assert decoded < 36  # of 49 or 60 from the beginning
 
 
 def test_a_missing_frame_is_named(numbered):
@@ -176,12 +182,24 @@ def test_a_missing_frame_is_named(numbered):
 # --- what is taken for what ---------------------------------------------------------------------
 
 
-def test_calibration_from_columns_is_reported(tmp_path, urdf):
+def import_columns(
+    path: Path, out: Path, urdf: Path, calibration: Any = None, **flags: Any
+) -> None:
+    file = path.parent / "joints.json"
+    given = {"version": 1, "joints": sources.CALIBRATION_JOINTS, **(calibration or {})}
+    file.write_text(json.dumps(given))
+    import_dataset("lerobot", path, out, robot=urdf, calibration=file, **flags)
+
+
+@pytest.mark.parametrize("axes", ["opencv", "opengl"])
+@pytest.mark.parametrize("direction", ["camera-to-world", "world-to-camera"])
+def test_what_extrinsics_mean_is_decided_by_the_pictures(tmp_path, urdf, capsys, direction, axes):
     path, out = tmp_path / "source", tmp_path / "out"
-    lerobot_sources.write_lerobot(path, SCENES, columns=True)
-    joints = tmp_path / "joints.json"
-    joints.write_text(json.dumps({"version": 1, "joints": sources.CALIBRATION_JOINTS}))
-    import_dataset("lerobot", path, out, robot=urdf, calibration=joints)
+    lerobot_sources.write_lerobot(path, SCENES, columns=f"{direction} {axes}")
+    import_columns(path, out, urdf, episodes="0")
+    decision = f"  extrinsics: {direction} with {axes} axes, decided by episode_000000 ("
+    assert decision in capsys.readouterr().out
+    import_columns(path, out, urdf)  # continues with the recorded decision
     dataset = Dataset(out)
     for camera, truth in SCENES[1].views.items():
         for key, expected in (
@@ -190,8 +208,49 @@ def test_calibration_from_columns_is_reported(tmp_path, urdf):
         ):
             found = dataset.read(1, f"cameras/{camera}/{key}")
             np.testing.assert_allclose(found, expected, atol=1e-6)
-    meta = json.loads((writer.episode_folder(out, 0) / "episode.json").read_text())
-    assert "taken as world-to-camera with OpenCV axes, which is not standard" in meta["warnings"][0]
+    source = dataset.info.raw["source"]
+    assert source["options"]["extrinsics"] == f"{direction} with {axes} axes"
+    assert source["fields"]["extrinsics"].count("mm apart (pass)") == 1
+    assert f"left_view_camera_extrinsics, {direction} with" in source["fields"]["left_view"]
+
+
+def test_extrinsics_that_the_pictures_leave_open_are_to_be_stated(tmp_path, urdf):
+    path, out = tmp_path / "source", tmp_path / "out"
+    lerobot_sources.write_lerobot(path, SCENES[:1], columns="world-to-camera")
+    with pytest.raises(UserError) as caught:
+        import_columns(path, out, urdf, cameras=["left_view"])  # and no robot in the picture
+    for word in (
+        "do not decide it (camera-to-world with opencv axes: left_view",
+        '"extrinsics": {',
+    ):
+        assert word in str(caught.value)
+    assert not out.exists()
+    stated = {"extrinsics": {"direction": "world-to-camera"}}
+    import_columns(path, out, urdf, stated, cameras=["left_view"])
+    dataset = Dataset(out)
+    pose = dataset.read(0, "cameras/left_view/camera_to_world")
+    np.testing.assert_allclose(pose, SCENES[0].views["left_view"].poses[0], atol=1e-6)
+    assert dataset.info.raw["source"]["options"]["extrinsics"] is None
+
+
+def test_the_robot_decides_where_other_views_do_not():
+    def evidence(views: float, detached: float, judged: int = 50) -> agreement.Evidence:
+        pair = agreement.PairEvidence(("a", "b"), 500, 400, views, views, 0.0, 0.001, 0.001)
+        robot = agreement.RobotEvidence("a", judged, judged, 0.03, 0.05, detached)
+        return agreement.Evidence((pair,), {"a": robot})
+
+    right, wrong, _ = readings = lerobot.READINGS[:3]
+    good, bad = 0.001, 0.5
+    for measured, expected in (
+        ([(good, bad), (bad, good), (bad, bad)], right),  # cameras come first
+        ([(good, good), (good, bad), (bad, good)], right),  # both agree in depth: the robot
+        ([(bad, bad), (bad, good), (bad, bad)], wrong),
+        ([(good, good), (good, good), (bad, bad)], None),
+        ([(bad, bad), (bad, bad), (bad, bad)], None),
+        ([(good, good, 0), (good, good, 0), (bad, bad)], None),  # the robot is not in the image
+    ):
+        found = [evidence(*numbers) for numbers in measured]
+        assert choose(dict(zip(readings, found, strict=True))) is expected
 
 
 def test_the_side_car_names_features_and_picks_joints(tmp_path):

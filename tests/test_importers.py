@@ -1,6 +1,7 @@
 """Every source format, written by its own library, arrives as the analytic truth."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
 from hdvpd.data import bimanual_clip, bimanual_scene, windows, writer
-from hdvpd.data.importers import FORMATS, base, conversions, driver
+from hdvpd.data.importers import FORMATS, base, conversions, driver, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.store import Dataset
@@ -260,6 +261,32 @@ def test_kinematics_of_an_mjcf_equal_those_of_the_whole_model():
     assert len(names) > 14
     expected = bimanual_clip.frame_poses(whole, states, names)
     np.testing.assert_allclose(model.link_poses(values, np.eye(4)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "millimetres"),
+    [
+        (lambda joints: joints, 0.0),
+        (lambda joints: joints[:, ::-1], None),
+        (lambda joints: -joints, None),
+        (lambda joints: np.rad2deg(joints), None),
+    ],
+)
+def test_a_recorded_tool_shows_whether_the_model_fits(change, millimetres):
+    model = RobotModel(sources.URDF, Path("arm.urdf"), JOINTS[:2])
+    joints = np.random.default_rng(3).uniform(-1, 1, (12, 2))
+    tool = sources.tool_poses(joints) @ sources.CAMERA_TO_TOOL
+    poses = model.link_poses(change(joints), np.eye(4))
+    text = prepare.compare_tool("hand", tool, [link.name for link in model.links], poses)
+    found = re.fullmatch(r"recorded hand moves with link (\w+) .* to ([\d.]+) mm(; is .*)?", text)
+    assert found
+    if millimetres is None:
+        assert float(found[2]) > 10
+        assert found[3]
+    else:
+        assert found[1] in ("fore", "tool", "finger_a", "finger_b")  # one rigid body
+        assert float(found[2]) == millimetres
+        assert not found[3]
 
 
 def test_a_robot_model_that_does_not_fit_is_refused_with_both_lists():
@@ -556,16 +583,64 @@ def test_if_no_episode_is_left_nothing_is(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+# --- the check at the end -----------------------------------------------------------------------
+
+
+def imported_and_checked(path: Path, out: Path, *flags: str) -> dict[str, Any]:
+    assert main(["data", "import", "maniskill", str(path), "--out", str(out), *flags]) == 0
+    return json.loads((out / "dataset.json").read_text())["source"]
+
+
+def test_an_import_ends_with_a_proof_of_its_calibration(tmp_path, capsys):
+    path, out = write_source("maniskill", tmp_path)[0], tmp_path / "out"
+    recorded = imported_and_checked(path, out)["calibration"]
+    cameras = dict.fromkeys(SCENES[0].views, "pass")
+    assert recorded == {"episode": 0, "passed": True, "cameras": cameras, "mistakes": []}
+    printed = capsys.readouterr().out
+    assert "PASS: the calibration is proven for left_view, right_view (8 frames of 1" in printed
+    assert f"Report with pictures: {out / 'check' / 'check.html'}" in printed
+    assert "warning" not in printed
+    found = json.loads((out / "check" / "check.json").read_text())
+    assert found["passed"]
+    assert found["identity"] == Dataset(out).identity()
+    before = content(out)
+    assert imported_and_checked(path, out)["calibration"] == recorded
+    assert content(out) == before
+
+
+def test_a_wrong_calibration_is_a_warning_with_the_fix_and_not_a_lost_import(tmp_path, capsys):
+    path, out = write_source("maniskill", tmp_path)[0], tmp_path / "out"
+    with h5py.File(next(path.glob("*.h5")), "a") as file:
+        for trajectory in file.values():
+            for camera in trajectory["obs/sensor_param"].values():
+                del camera["cam2world_gl"]
+                camera["extrinsic_cv"][...] = np.linalg.inv(camera["extrinsic_cv"][()])
+    recorded = imported_and_checked(path, out)["calibration"]
+    assert not recorded["passed"]
+    assert recorded["mistakes"] == ["inverted extrinsics (left_view, right_view)"]
+    printed = capsys.readouterr().out
+    warning = "warning: the import is complete, but the calibration is not proven"
+    for words in ("store the inverse of camera_to_world", "FAIL: ", "check.html", warning):
+        assert words in printed
+    assert len(Dataset(out).episodes) == 2
+    assert list((out / "check").glob("check-*-repaired.png"))
+
+
+def test_the_check_can_be_left_out(tmp_path, capsys):
+    path, out = write_source("maniskill", tmp_path)[0], tmp_path / "out"
+    assert "calibration" not in imported_and_checked(path, out, "--no-check")
+    assert not (out / "check").exists()
+    assert "verdict" not in capsys.readouterr().out
+
+
 TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.num-layers 1
   --model.unet-channels 8 --model.latent-dim 16 --model.num-heads 2 --render.num-samples 8
   --render.num-proposals 4 --render.mlp-width 16 --train.num-rays 16 --train.horizon 1
-  --train.num-steps 1 --train.warmup-steps 0 --train.validate-every 0"""
+  --train.num-steps 2 --train.warmup-steps 0 --train.validate-every 0"""
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_training_on_imported_data_needs_no_code(name, imported, tmp_path, long, capsys):
-    if not long:
-        pytest.skip("compiling takes long: only with --long")
+def test_training_on_imported_data_needs_no_code(name, imported, tmp_path, capsys):
     words = ["train", name, "--runs-dir", str(tmp_path), "--data.path", str(imported(name).path)]
     assert main([*words, *TINY.split()]) == 0
     records = (tmp_path / name / "metrics.jsonl").read_text().splitlines()

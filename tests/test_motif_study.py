@@ -8,7 +8,8 @@ import pytest
 
 from hdvpd.__main__ import main
 from hdvpd.errors import UserError
-from hdvpd.studies.motifs import draw, summarize
+from hdvpd.studies.motifs import draw, finished_runs, summarize
+from hdvpd.studies.outputs import read_csv
 from hdvpd.studies.settings import MotifSettings
 
 
@@ -64,6 +65,18 @@ def test_the_command_writes_settings_runs_summary_and_figure(tmp_path, capsys):
     assert all(0 <= float(row["accuracy"]) <= 1 for row in rows)
     assert len((out / "summary.csv").read_text().splitlines()) == 2
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+    # More seeds cost only the new runs; other settings cost all of them.
+    words[words.index("2")] = "3"
+    assert main(["study", "motifs", *words]) == 0
+    assert [line.split()[3] for line in _run_lines(capsys)] == ["2:"]
+    again = read_csv(out / "runs.csv")
+    assert [str(row["accuracy"]) for row in again[:2]] == [row["accuracy"] for row in rows]
+    assert finished_runs(out, MotifSettings(learning_rate=0.1)) == []
+
+
+def _run_lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if " seed " in line]
 
 
 def test_a_missing_library_is_one_message_with_its_remedy(tmp_path, capsys, monkeypatch):

@@ -65,6 +65,10 @@ def sgc(in_dim: int, widths: Sequence[int], filters: Sequence[int]) -> GraphClas
     return GraphClassifier(layers, widths[-1], torch.nn.ReLU())
 
 
+# Operations on graphs this small gain nothing from threads, and threads that wait for each other
+# take seconds per step where others use the cores.
+torch.set_num_threads(1)
+
 BUILDERS = {"gcn": gcn, "gat": gat, "sgc": sgc}
 
 

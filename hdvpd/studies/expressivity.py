@@ -312,6 +312,8 @@ def draw(summary: list[Row]) -> Figure:
         axes.grid(alpha=0.25)
     left.set(ylabel="difference of return weights / noise of a draw")
     left.set_yscale("symlog", linthresh=1)
-    left.legend(fontsize="small")
-    right.set(ylabel="probability that one draw per graph orders them right", ylim=(0.4, 1.03))
+    left.legend(fontsize="small", loc="upper left")
+    # Room for the legend above the highest curve.
+    left.set_ylim(-0.5, 100)
+    right.set(ylabel="probability that a draw of each\norders them right", ylim=(0.4, 1.03))
     return figure

@@ -4,8 +4,10 @@ The tasks of arXiv 2107.07999, section 5.1, with its data recipe and sizes of ne
 paper, accuracy is that on test graphs which had no part in stopping or choosing an epoch.
 """
 
+import dataclasses
 import itertools
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from hdvpd.studies.outputs import (
     format_table,
     make_folder,
     mean_and_half_width,
+    read_csv,
     write_csv,
     write_settings,
 )
@@ -49,7 +52,8 @@ def main(out: Path, settings: MotifSettings) -> None:
 
     Args:
       out: folder for settings.toml, runs.csv (one row per run, after every run), summary.csv and
-        accuracy.png; files of an earlier study are replaced.
+        accuracy.png. Runs that are there already, with the same settings, are not repeated; with
+        others they are replaced.
       settings: what to run.
 
     Raises:
@@ -58,9 +62,9 @@ def main(out: Path, settings: MotifSettings) -> None:
     models = split_names(settings, "models", MOTIF_MODELS)
     require_library(models)
     make_folder(out)
+    rows = finished_runs(out, settings)
     write_settings(out / "settings.toml", settings)
-    rows: list[Row] = []
-    for row in _run_all(settings, models):
+    for row in _run_all(settings, models, done={_name(row) for row in rows}):
         rows.append(row)
         write_csv(out / "runs.csv", rows)
         print(
@@ -93,13 +97,36 @@ def require_library(models: tuple[str, ...]) -> None:
         ) from error
 
 
-def _run_all(settings: MotifSettings, models: tuple[str, ...]) -> Iterator[Row]:
+def finished_runs(out: Path, settings: MotifSettings) -> list[Row]:
+    """Return the runs in a study's folder if they were made with these settings.
+
+    Which tasks, models and seeds are chosen does not change a run.
+    """
+    made_with, runs = out / "settings.toml", out / "runs.csv"
+    if not (made_with.is_file() and runs.is_file()):
+        return []
+    try:
+        earlier = MotifSettings(**tomllib.loads(made_with.read_text()))
+    except (TypeError, UserError, tomllib.TOMLDecodeError):
+        return []
+    chosen = {name: getattr(settings, name) for name in ("tasks", "models", "seeds")}
+    return read_csv(runs) if dataclasses.replace(earlier, **chosen) == settings else []
+
+
+def _name(row: Row) -> tuple[str, str, int]:
+    return row["task"], row["model"], row["seed"]
+
+
+def _run_all(
+    settings: MotifSettings, models: tuple[str, ...], done: set[tuple[str, str, int]]
+) -> Iterator[Row]:
     tasks = split_names(settings, "tasks", MOTIF_TASKS)
     # Seed by seed: after the first round there is something to compare.
     for seed, name in itertools.product(range(settings.seeds), tasks):
-        task = make_task(name, settings, seed)
-        for model in models:
-            yield run(task, model, settings, seed)
+        missing = [model for model in models if (name, model, seed) not in done]
+        if missing:
+            task = make_task(name, settings, seed)
+            yield from (run(task, model, settings, seed) for model in missing)
 
 
 def run(task: Task, model: str, settings: MotifSettings, seed: int) -> Row:

@@ -40,6 +40,21 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def read_csv(path: Path) -> list[Row]:
+    """Read what `write_csv` wrote; what looks like a number comes back as one."""
+    with path.open(newline="") as file:
+        return [{name: _parse(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _parse(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
 def format_table(rows: Sequence[Row]) -> str:
     """Return aligned columns, numbers with four digits."""
     cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]

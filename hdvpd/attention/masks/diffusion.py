@@ -150,7 +150,9 @@ def diffusion_mask(
         raise UserError(f"largest_time = {bound}: use a finite number that is not negative.")
     if is_known(graph):
         _require_symmetric(graph)
-    degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
+    # Known of a known graph, also while a time is traced.
+    with jax.ensure_compile_time_eval():
+        degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
     return DiffusionMask(
         graph=graph,
         degrees=degrees,
@@ -168,7 +170,7 @@ def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> 
             f'generator = {generator!r}: the graph must be known before tracing; "walk" needs no '
             "bound of the degrees."
         )
-    exponent = largest_time * float(degrees.max(initial=0.0))
+    exponent = largest_time * float(np.asarray(degrees).max(initial=0.0))
     if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
         allowed = _LARGEST_EXPONENT * largest_time / exponent
         raise UserError(

@@ -2,9 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from hdvpd.array_typing import Array, Float, pytree, static
+from hdvpd.array_typing import Array, Float, is_known, pytree, static
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 
@@ -61,7 +60,7 @@ def hypercube_mask(num_tokens: int, diffusion_time: Float[Array, ""] | float) ->
         raise UserError(
             f"hypercube of {num_tokens} tokens: it has 2^q corners. Pad to the next power of two."
         )
-    known = not isinstance(diffusion_time, Tracer)
+    known = is_known(diffusion_time)
     if known and not (np.isfinite(diffusion_time) and diffusion_time >= 0):
         raise UserError(f"diffusion time lambda = {diffusion_time}: it must be finite and >= 0.")
     return HypercubeMask(jnp.asarray(diffusion_time, float), num_tokens.bit_length() - 1)

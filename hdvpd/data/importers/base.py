@@ -16,6 +16,7 @@ import numpy as np
 
 from hdvpd.array_typing import Bool, Float, UInt8
 from hdvpd.data.checks import AbstractPlace
+from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.data.importers.sidecar import SAFE_NAME, Sidecar
 from hdvpd.errors import UserError
@@ -73,6 +74,8 @@ class Options:
       joint_targets: whether recorded actions are joint targets although the source does not say so.
       channels: order of the stored colours; None leaves it to the format.
       rate_hz: frames per second where the source has no time stamps; None leaves it to the format.
+      extrinsics: what recorded camera poses mean where the format leaves it open; None until it is
+        decided.
     """
 
     cameras: tuple[str, ...] = ()
@@ -81,6 +84,7 @@ class Options:
     joint_targets: bool = False
     channels: Channels | None = None
     rate_hz: float | None = None
+    extrinsics: PoseReading | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,15 @@ class AbstractSource(abc.ABC):
         Raises:
           UserError: the source is not of this format, or holds none.
         """
+
+    def readings(self) -> tuple[PoseReading, ...]:
+        """List what recorded camera poses may mean.
+
+        Returns:
+          Empty unless the source leaves it open; then `Options.extrinsics` is to become one of
+          them.
+        """
+        return ()
 
     @abc.abstractmethod
     def open(self, episode: SourceEpisode) -> contextlib.AbstractContextManager[Recording]:

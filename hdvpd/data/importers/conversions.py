@@ -4,6 +4,7 @@ Native camera axes are OpenCV's (x right, y down, z forward), poses are camera-t
 of pixel (row i, column j) is (j + 0.5, i + 0.5), lengths are metres (docs/conventions.md).
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ AXES = {
     "coppeliasim": np.diag([-1.0, -1.0, 1.0, 1.0]),
 }
 """What a camera-to-world pose with these camera axes is multiplied with from the right."""
+Direction = Literal["camera-to-world", "world-to-camera"]
 
 MAX_OFFSET = 0.25
 """How far the nearest frame may be from a control step, as a share of the step."""
@@ -54,6 +56,31 @@ def invert_pose(pose: Float[np.ndarray, "*batch 4 4"]) -> Float[np.ndarray, "*ba
     result[..., :3, 3] = -np.einsum("...ij,...j->...i", rotation, pose[..., :3, 3])
     result[..., 3, 3] = 1.0
     return result
+
+
+@dataclass(frozen=True)
+class PoseReading:
+    """What a recorded pose of a camera means.
+
+    Attributes:
+      direction: which frame it maps to which.
+      axes: of the camera, a key of `AXES`.
+    """
+
+    direction: Direction
+    axes: str = "opencv"
+
+    def __str__(self) -> str:
+        """Name it for people and for dataset.json."""
+        return f"{self.direction} with {self.axes} axes"
+
+    def camera_to_world(
+        self, pose: Float[np.ndarray, "*batch 4 4"]
+    ) -> Float[np.ndarray, "*batch 4 4"]:
+        """Convert recorded poses to the native convention."""
+        return (pose if self.direction == "camera-to-world" else invert_pose(pose)) @ AXES[
+            self.axes
+        ]
 
 
 def pose_from_quaternion(
@@ -235,13 +262,16 @@ def implausible_depth(depth_m: Float[np.ndarray, "h w"]) -> str:
     known = depth_m[depth_m > 0]
     if not known.size:
         return ""
-    median = float(np.median(known))
-    if known.max() <= 1.0 and known.min() > 0.9:
+    low, high = float(known.min()), float(known.max())
+    if high <= 1.0 and low > 0.9:
         return (
-            f"all depth lies between {known.min():.4f} and 1: this is an OpenGL depth buffer, not "
+            f"all depth lies between {low:.4f} and 1: this is an OpenGL depth buffer, not "
             "metres. Convert it with z = near / (1 - d * (1 - near / far)), where near and far "
             "are znear * extent and zfar * extent of the simulator's model"
         )
+    if low >= MIN_PLAUSIBLE_M and high <= MAX_PLAUSIBLE_M:  # and so the median, which is slow
+        return ""
+    median = float(np.median(known))
     if median > MAX_PLAUSIBLE_M:
         return (
             f"the median depth is {median:.4g} m, farther than any table-top scene. If the source "

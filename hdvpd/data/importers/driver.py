@@ -7,7 +7,9 @@ Until an import has ended, `incomplete.json` makes readers refuse the data set.
 """
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import rich.console
 
 from hdvpd.data import episode_pool, schema, store, windows, writer
-from hdvpd.data.importers import base, conversions, describe
+from hdvpd.data.importers import base, conversions, describe, readings
 from hdvpd.data.importers.describe import Job
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
@@ -142,6 +144,8 @@ class _Import:
         file = self._job.out / "dataset.json"
         if file.is_file():
             found = store.read_json(file)
+            schema.parse_dataset(found, file)
+            self._read_poses_as(readings.recorded(self._source, found))
             describe.require_same(
                 found, describe.provenance(self._job, self._source, len(self._listed)), file
             )
@@ -170,11 +174,15 @@ class _Import:
         for number in missing:
             episode = self._listed[number]
             try:
+                reading, decided = readings.decide(self._job, episode)
+                self._read_poses_as(reading)
                 with self._source.open(episode) as recording:
                     prepared = prepare(recording, episode.place, self._job.settings)
                     made = describe.provenance(self._job, self._source, len(self._listed))
-                    description = describe.describe(self._source, recording, prepared, made)
-                self._report(episode, recording, prepared)
+                    description = describe.describe(
+                        self._source, recording, prepared, made, decided
+                    )
+                self._report(episode, description["source"]["fields"], recording, prepared)
                 return description
             except base.BadEpisodeError as error:
                 if not self._skip_bad:
@@ -183,15 +191,24 @@ class _Import:
         reasons = f"; the first: {next(iter(self._bad.values()))}" if self._bad else ""
         raise UserError(f"{self._job.path}: no episode can be imported{reasons}")
 
+    def _read_poses_as(self, reading: conversions.PoseReading | None) -> None:
+        options = dataclasses.replace(self._job.options, extrinsics=reading)
+        self._job = dataclasses.replace(self._job, options=options)
+        self._source = self._job.source()
+
     def _report(
-        self, episode: base.SourceEpisode, recording: base.Recording, prepared: Prepared
+        self,
+        episode: base.SourceEpisode,
+        fields: Mapping[str, str],
+        recording: base.Recording,
+        prepared: Prepared,
     ) -> None:
         console, size = self._console, self._job.settings.size
         console.print(
             f"{self._job.path}: {len(self._listed)} episodes of format {self._job.format}. Read as "
             f"(from {episode.name}):"
         )
-        for field, meaning in recording.fields.items():
+        for field, meaning in fields.items():
             console.print(f"  {field}: {meaning}")
         for name, view in recording.views.items():
             old, new = view.size, prepared.sizes[name]
@@ -297,30 +314,28 @@ def _write_images(
     prepared: Prepared,
     place: base.SourcePlace,
 ) -> None:
-    """Stream the images, a shard at a time."""
+    """Stream the images, a shard at a time: one is compressed while the next is decoded."""
     frames = len(prepared.rows)
-    shard: dict[str, np.ndarray] = {}
+    shapes: dict[str, tuple[tuple[int, ...], type]] = {}
     for name, (height, width) in prepared.sizes.items():
-        kinds = {"rgb": ((height, width, 3), np.uint8), "depth": ((height, width), np.float32)}
-        for kind, (shape, dtype) in kinds.items():
-            array = f"cameras/{name}/{kind}"
-            target.create(array, (frames, *shape), dtype)
-            shard[array] = np.empty((min(frames, writer.MAX_SHARD_FRAMES), *shape), dtype)
-    start = 0
-    for frame, shown in enumerate(recording.frames(prepared.rows.tolist())):
-        for name, image in shown.items():
-            _check_depth(image, name, place, int(prepared.rows[frame]))
-            height, width = prepared.sizes[name]
-            shard[f"cameras/{name}/rgb"][frame - start] = windows.resize_rgb(
-                image.rgb[None], height, width
-            )[0]
-            shard[f"cameras/{name}/depth"][frame - start] = windows.resize_depth(
-                image.depth_m[None], height, width
-            )[0]
-        filled = frame + 1 - start
-        if filled == writer.MAX_SHARD_FRAMES or frame + 1 == frames:
-            target.write_frames(start, {n: values[:filled] for n, values in shard.items()})
-            start = frame + 1
+        shapes[f"cameras/{name}/rgb"] = (height, width, 3), np.uint8
+        shapes[f"cameras/{name}/depth"] = (height, width), np.float32
+    for array, (shape, dtype) in shapes.items():
+        target.create(array, (frames, *shape), dtype)
+    pictures = recording.frames(prepared.rows.tolist())
+    for start in range(0, frames, writer.MAX_SHARD_FRAMES):
+        count = min(writer.MAX_SHARD_FRAMES, frames - start)
+        shard = {
+            array: np.empty((count, *shape), dtype) for array, (shape, dtype) in shapes.items()
+        }
+        for k, shown in enumerate(itertools.islice(pictures, count)):
+            for name, image in shown.items():
+                _check_depth(image, name, place, int(prepared.rows[start + k]))
+                size = prepared.sizes[name]
+                rgb, depth = shard[f"cameras/{name}/rgb"], shard[f"cameras/{name}/depth"]
+                rgb[k] = windows.resize_rgb(image.rgb[None], *size)[0]
+                depth[k] = windows.resize_depth(image.depth_m[None], *size)[0]
+        target.write_frames(start, shard)
 
 
 def _check_depth(image: base.RgbdImage, camera: str, place: base.SourcePlace, frame: int) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import base, images
+from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.lerobot_calibration import recorded_view
 from hdvpd.data.importers.lerobot_depth import DepthCoding, depth_coding
 from hdvpd.data.importers.lerobot_episodes import LeRobotEpisode, list_episodes
@@ -35,6 +36,12 @@ from hdvpd.data.importers.video import Video, open_video
 
 MAX_RADIANS = 4 * np.pi
 """Joint values beyond two turns are probably degrees, or the percentages of LeRobot's own arms."""
+READINGS = tuple(
+    PoseReading(direction, axes)
+    for axes in ("opencv", "opengl")
+    for direction in ("camera-to-world", "world-to-camera")
+)
+"""What a column of extrinsics may hold."""
 _STATE, _ACTION = "observation.state", "action"
 _POSITION = (".x", ".y", ".z")
 
@@ -54,6 +61,17 @@ class LeRobotSource(base.AbstractSource):
     def episodes(self) -> tuple[base.SourceEpisode, ...]:
         """List the episodes by number."""
         return list_episodes(read_info(self.path))
+
+    def readings(self) -> tuple[PoseReading, ...]:
+        """List what poses may mean in columns whose names do not say it."""
+        given = self.options.sidecar
+        if given.extrinsics is not None:
+            return ()
+        info = read_info(self.path)
+        names = self.options.cameras or tuple(info.cameras(given))
+        found = [info.calibration_columns(name) for name in names if name not in given.cameras]
+        is_open = any(columns is not None and columns[2] is None for columns in found)
+        return READINGS if is_open else ()
 
     @contextlib.contextmanager
     def open(self, episode: base.SourceEpisode) -> Iterator[base.Recording]:
@@ -94,7 +112,6 @@ class LeRobotSource(base.AbstractSource):
                 },
                 warnings=(
                     *base.left_out(available, chosen),
-                    *(w for camera in pictures.values() for w in camera.warnings),
                     *state.unit_warnings(),
                 ),
             )
@@ -243,17 +260,17 @@ class _Pictures:
                 f"{self._size[0]}x{self._size[1]}",
                 "Depth must be aligned with the colours, pixel by pixel.",
             )
-        self.warnings: tuple[str, ...] = ()
         origin = "as given"
+        extrinsics = options.extrinsics or options.sidecar.extrinsics
 
         def recorded() -> base.View:
             nonlocal origin
-            view, origin = recorded_view(rows.place, rows.info, name, self._size, rows.numbers)
+            view, origin = recorded_view(
+                rows.place, rows.info, name, self._size, rows.numbers, extrinsics
+            )
             return view
 
         self.view = base.view_of(options, rows.place, name, self._size, recorded)
-        if "not standard" in origin:
-            self.warnings = (f"camera {name}: {origin}",)
         self.meaning = (
             f"rgb from {self._camera.rgb} as {self._channels}, depth from {self._camera.depth}: "
             f"{coding.meaning}; calibration {origin}"

@@ -1,8 +1,8 @@
 """Calibration from columns of a LeRobot data set, for which it has no standard.
 
 Recognised by name: `<cam>_camera_intrinsics` of 4 (fx, fy, cx, cy) or 9 values, and a pose of 12
-or 16. `extrinsics` may mean either direction and any axes; it is taken as OpenCV's world-to-camera,
-and the import says so. `hdvpd data check` proves it.
+or 16. `extrinsics` may mean either direction and other axes: the side-car says what, or the
+pictures of the first episode (readings.py).
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ def recorded_view(
     camera: str,
     size: tuple[int, int],
     numbers: Callable[[str], Float[np.ndarray, "f c"]],
+    extrinsics: conversions.PoseReading | None,
 ) -> tuple[base.View, str]:
     """Read the calibration of a camera from its columns.
 
@@ -31,26 +32,24 @@ def recorded_view(
       camera: one that has such columns.
       size: height and width of its images [px].
       numbers: reads a column.
+      extrinsics: what a pose means whose column does not say.
 
     Returns:
       The camera, and what was taken, for people.
+
+    Raises:
+      BadEpisodeError: a column has another shape, or nobody says what its pose means.
     """
     found = info.calibration_columns(camera)
     assert found is not None
-    intrinsics_key, pose_key, direction = found
+    intrinsics_key, pose_key, named = found
+    reading = named or extrinsics
+    if reading is None:
+        raise place.error(f"nothing says what the pose in {pose_key} means", _REMEDY)
     intrinsics = _intrinsics(place, intrinsics_key, numbers(intrinsics_key))
     pose = _pose(place, pose_key, numbers(pose_key))
-    if direction != "camera-to-world":
-        pose = conversions.invert_pose(pose)
-    meaning = f"from {intrinsics_key} and {pose_key}"
-    if direction == "unknown":
-        meaning += (
-            ", taken as world-to-camera with OpenCV axes, which is not standard: run `hdvpd data "
-            "check`"
-        )
-    else:
-        meaning += f", {direction} with OpenCV axes"
-    return base.View(size, intrinsics, pose), meaning
+    view = base.View(size, intrinsics, reading.camera_to_world(pose))
+    return view, f"from {intrinsics_key} and {pose_key}, {reading}"
 
 
 def _intrinsics(place: base.SourcePlace, key: str, values: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.sidecar import Sidecar
 from hdvpd.errors import UserError
 
@@ -14,14 +15,13 @@ VERSIONS = {"v3.0": 3, "v2.1": 2}
 _PREFIX = {"observation", "images"}
 _KIND = {"rgb", "color", "colour", "depth"}
 INTRINSICS = ("intrinsics", "intrinsic", "camera_intrinsics")
+_TO_WORLD, _TO_CAMERA = PoseReading("camera-to-world"), PoseReading("world-to-camera")
 POSES = {
-    "camera_pose": "camera-to-world", "camera_to_world": "camera-to-world",
-    "cam2world": "camera-to-world", "c2w": "camera-to-world",
-    "world_to_camera": "world-to-camera", "world2cam": "world-to-camera",
-    "w2c": "world-to-camera", "camera_extrinsics": "unknown", "extrinsics": "unknown",
-    "extrinsic": "unknown",
+    "camera_pose": _TO_WORLD, "camera_to_world": _TO_WORLD, "cam2world": _TO_WORLD,
+    "c2w": _TO_WORLD, "world_to_camera": _TO_CAMERA, "world2cam": _TO_CAMERA, "w2c": _TO_CAMERA,
+    "camera_extrinsics": None, "extrinsics": None, "extrinsic": None,
 }  # fmt: skip
-"""Direction of a pose by the name of its column."""
+"""What a pose means by the name of its column; None where the name does not say."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,15 @@ class Info:
             found[name] = Camera(rgb, depth)
         return found
 
-    def calibration_columns(self, camera: str) -> tuple[str, str, str] | None:
+    def calibration_columns(self, camera: str) -> tuple[str, str, PoseReading | None] | None:
         """Find columns with the calibration of a camera.
 
         Args:
           camera: its name.
 
         Returns:
-          Keys of intrinsics and pose and the direction of the pose, or None.
+          Keys of intrinsics and pose, and what the pose means (None if its name does not say); or
+          None without such columns.
         """
         keys = {_flat(key): key for key in self.features}
         alone = len(self.cameras(Sidecar())) == 1

@@ -19,6 +19,8 @@ REACH_M = 0.5
 """The guessed workspace box extends this far around the robot's links."""
 MARGIN_M = 0.05
 MIN_FRAMES = 2
+TOOL_TOLERANCE_M = 0.01
+"""A recorded tool that moves more than this against every link does not belong to the model."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,14 @@ def _links(
         return _tools(recording, place, rows)
     model, source = _robot_model(recording, place, settings)
     _require_rigid(place, "base_to_world", recording.base_to_world[None])
+    measured = model.link_poses(positions, recording.base_to_world)
+    names = [link.name for link in model.links]
+    tools = (
+        compare_tool(tool.name, tool.to_world[rows], names, measured)
+        for tool in recording.end_effectors
+    )
     return _Links(
-        measured=model.link_poses(positions, recording.base_to_world),
+        measured=measured,
         commanded=model.link_poses(targets, recording.base_to_world),
         description=[
             {"name": link.name, "arm": link.arm} | ({"parent": link.parent} if link.parent else {})
@@ -206,8 +214,37 @@ def _links(
         ],
         skeleton=model.skeleton(recording.joints),
         source=source,
-        report=model.report,
+        report=(*model.report, *tools),
     )
+
+
+def compare_tool(
+    name: str,
+    recorded: Float[np.ndarray, "t 4 4"],
+    links: Sequence[str],
+    poses: Float[np.ndarray, "t l 4 4"],
+) -> str:
+    """Compare a recorded tool with the robot model: it should move with one of the links.
+
+    Args:
+      name: of the tool.
+      recorded: its poses [m].
+      links: names.
+      poses: of the links by the model [m].
+
+    Returns:
+      Which link it moves with and how well, for people.
+    """
+    away = recorded[:, None, :3, 3] - poses[..., :3, 3]
+    inside = np.einsum("tlji,tlj->tli", poses[..., :3, :3], away)
+    spread = np.linalg.norm(inside - inside.mean(axis=0), axis=-1).max(axis=0)
+    best = int(np.argmin(spread))
+    text = (
+        f"recorded {name} moves with link {links[best]} of the model to {1e3 * spread[best]:.1f} mm"
+    )
+    if spread[best] > TOOL_TOLERANCE_M:
+        text += "; is the model the right one, its joints and base_to_world too?"
+    return text
 
 
 def _robot_model(

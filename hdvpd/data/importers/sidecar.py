@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class Sidecar:
       end_effectors: name and arm of every recorded tool, for robots without a model.
       base_to_world: pose of the robot model's root, or None.
       workspace: lower and upper corner of the workspace box [m], or None.
+      extrinsics: what camera poses recorded in the source mean, or None.
     """
 
     file: Path = Path()
@@ -75,6 +76,7 @@ class Sidecar:
     end_effectors: tuple[tuple[str, str], ...] = ()
     base_to_world: Float[np.ndarray, "4 4"] | None = None
     workspace: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    extrinsics: conversions.PoseReading | None = None
 
 
 def read_sidecar(file: Path) -> Sidecar:
@@ -106,6 +108,7 @@ def read_sidecar(file: Path) -> Sidecar:
             ),
             base_to_world=_base(_object(raw.get("robot", {}), "robot")),
             workspace=_workspace(raw.get("workspace")),
+            extrinsics=_extrinsics(raw.get("extrinsics")),
         )
     except _FaultError as fault:
         raise UserError(f"{file}: {fault} See docs/importing.md.") from fault
@@ -202,6 +205,21 @@ def _workspace(raw: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     if not (low < high).all():
         raise _FaultError(f"workspace.min = {low.tolist()} must lie below max = {high.tolist()}.")
     return tuple(low.tolist()), tuple(high.tolist())
+
+
+def _extrinsics(raw: Any) -> conversions.PoseReading | None:
+    if raw is None:
+        return None
+    raw = _object(raw, "extrinsics")
+    direction, axes = raw.get("direction"), raw.get("axes", "opencv")
+    known = get_args(conversions.Direction)
+    if direction not in known:
+        raise _FaultError(f"extrinsics.direction = {direction!r} should be {' or '.join(known)}.")
+    if axes not in conversions.AXES:
+        raise _FaultError(
+            f"extrinsics.axes = {axes!r} should be one of {', '.join(conversions.AXES)}."
+        )
+    return conversions.PoseReading(direction, axes)
 
 
 def _matrix(raw: Any, shape: tuple[int, ...], key: str) -> np.ndarray:

@@ -19,8 +19,8 @@ from hdvpd.errors import UserError
 
 TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""
-THREADS = 2
-"""Of each decoder: one frame ahead of the one that is used."""
+_FIRST_STEP_BACK = 16.0
+"""How much farther back to begin, in tolerances and then in itself, after landing too late."""
 _DEMUXERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
 _AGAIN = "Copy or download the file again."
 
@@ -65,8 +65,8 @@ class Video:
         self._place, self._container = place, container
         self._stream = container.streams.video[0]
         context = self._stream.codec_context
-        # More threads would decode more frames in vain after every jump.
-        self._stream.thread_type, context.thread_count = "AUTO", THREADS
+        # More threads cost a quarter of the speed per core; --workers uses the other cores.
+        context.thread_count = 1
         self.size = (context.height, context.width)
         self._index: Any = self._stream.index_entries
         self._decoded = self._decode()
@@ -109,28 +109,38 @@ class Video:
                 )
             yield Picture(size, frame.format.components[0].bits, frame, converter)
 
-    def _at(self, row: int, time_s: float, tolerance_s: float, may_jump: bool = True) -> Any:
-        jumped = may_jump and self._jump(time_s, tolerance_s)
+    def _at(self, row: int, time_s: float, tolerance_s: float) -> Any:
+        jumped = self._jump(time_s, tolerance_s)
+        back_s = _FIRST_STEP_BACK * tolerance_s
+        while (frame := self._next(row, time_s, tolerance_s)) is None and jumped:
+            # The index holds decoding times, so a jump can land too late: begin earlier.
+            jumped = back_s < time_s
+            self._seek(max(time_s - back_s, 0.0))
+            back_s *= _FIRST_STEP_BACK
+        if frame is None:
+            raise self._place.error(
+                f"the video has no frame at {time_s:.4f} s; decoding came to {self._last_s:.4f} s",
+                "It is truncated, or its time stamps are not those of the table. " + _AGAIN,
+                row,
+            )
+        return frame
+
+    def _next(self, row: int, time_s: float, tolerance_s: float) -> Any | None:
+        """Decode up to a time; None if the frames have passed it, or end before it."""
         for packet_damaged, frame in self._decoded:
             self._last_s = frame.time
-            if frame.time < time_s - tolerance_s:
-                continue
-            if frame.time <= time_s + tolerance_s:
+            if frame.time > time_s + tolerance_s:
+                return None
+            if frame.time >= time_s - tolerance_s:
                 if packet_damaged or frame.is_corrupt:
                     raise self._damaged(row, "its data are incomplete")
                 return frame
-            if jumped:  # the index holds decoding times, so a jump can land too late
-                self._seek(0.0)
-                return self._at(row, time_s, tolerance_s, may_jump=False)
-            break
-        raise self._place.error(
-            f"the video has no frame at {time_s:.4f} s; decoding came to {self._last_s:.4f} s",
-            "It is truncated, or its time stamps are not those of the table. " + _AGAIN,
-            row,
-        )
+        return None
 
     def _jump(self, time_s: float, tolerance_s: float) -> bool:
         """Go to the key frame before a time where that saves decoding."""
+        if time_s <= self._last_s + 5 * tolerance_s:  # the next frame, or the one after it
+            return False
         stamp = round((time_s + tolerance_s) / self._stream.time_base)
         entry = self._index.search_timestamp(stamp) if self._index else -1
         if entry < 0:  # Matroska's index is read by its first seek
