@@ -23,6 +23,7 @@ from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_toml, split_overrides
 from hdvpd.members import MEMBERS
+from hdvpd.studies.settings import ExpressivitySettings, MotifSettings
 
 ConfigFlags = Annotated[Config, tyro.conf.arg(name="")]
 
@@ -431,6 +432,47 @@ class StudyGrf(Verb):
 
 
 @dataclass(frozen=True)
+class StudyMotifs(Verb):
+    """Train GKAT and graph networks to find motifs and cycles: table and figure.
+
+    Of the networks only gkat runs without the extra `graphs`.
+    """
+
+    example = "hdvpd study motifs --out runs/motifs"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings.toml, runs.csv, summary.csv and accuracy.png."""
+    settings: Annotated[MotifSettings, tyro.conf.arg(name="")] = field(
+        default_factory=MotifSettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import motifs
+
+        motifs.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
+class StudyExpressivity(Verb):
+    """Measure which graphs of equal Weisfeiler-Lehman colours masked attention tells apart."""
+
+    example = "hdvpd study expressivity --out runs/expressivity"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings.toml, the tables and separation.png."""
+    settings: Annotated[ExpressivitySettings, tyro.conf.arg(name="")] = field(
+        default_factory=ExpressivitySettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import expressivity
+
+        expressivity.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
 class Doctor(Verb):
     """Report the machine, the versions and what is missing, each with its remedy."""
 
@@ -455,6 +497,8 @@ VERBS: dict[str, type[Verb]] = {
     "compare": Compare,
     "demo": Demo,
     "study grf": StudyGrf,
+    "study motifs": StudyMotifs,
+    "study expressivity": StudyExpressivity,
     "doctor": Doctor,
 }
 
@@ -520,7 +564,7 @@ def _parse(name: str, words: Sequence[str]) -> tuple[Verb, list[str]]:
     verb = VERBS[name]
     fields = {f.name for f in dataclasses.fields(verb)}
     rest, flags = split_overrides(words) if "config" in fields else (list(words), [])
-    _check_flags(name, rest, fields - {"config"}, with_config="config" in fields)
+    _check_flags(name, rest, _flag_names(verb), with_config="config" in fields)
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
@@ -535,6 +579,15 @@ def _parse(name: str, words: Sequence[str]) -> tuple[Verb, list[str]]:
             raise
         raise UserError(f"hdvpd {name}: {_one_line(message.getvalue())}") from stop
     return command, flags
+
+
+def _flag_names(verb: type[Verb]) -> set[str]:
+    """Return the fields that are flags by themselves: those of `settings` instead of it."""
+    names = {f.name for f in dataclasses.fields(verb)} - {"config", "settings"}
+    for f in dataclasses.fields(verb):
+        if f.name == "settings":
+            names |= {f.name for f in dataclasses.fields(cast("Any", f.default_factory))}
+    return names
 
 
 def _check_flags(name: str, words: Sequence[str], fields: set[str], *, with_config: bool) -> None:

@@ -31,11 +31,17 @@ __all__ = [
     "PRNGKey",
     "Shaped",
     "UInt8",
+    "is_known",
     "pytree",
     "static",
 ]
 
 T = TypeVar("T")
+
+
+def is_known(tree: Any) -> bool:
+    """Whether the numbers of a pytree can be looked at: none is traced."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def static() -> Any:

@@ -42,6 +42,7 @@ OPTIONAL = {
     "open3d-cpu": ("open3d", "neighbour search `open3d`"),
     "pykeops": ("keops", "neighbour search `keops`"),
     "tensorboardX": ("tensorboard", "train.tensorboard"),
+    "torch-geometric": ("graphs", "`hdvpd study motifs` beside GKAT"),
 }
 """Packages that are not core: the extra that brings them, and what they are for."""
 

@@ -136,14 +136,16 @@ def to_toml(config: Config) -> str:
     """Write every value of a configuration as TOML; `read_toml` gives it back unchanged."""
     lines = []
     for section in dataclasses.fields(config):
-        lines.append(f"[{section.name}]")
-        values = getattr(config, section.name)
-        lines += [
-            f"{field.name} = {_toml_value(getattr(values, field.name))}"
-            for field in dataclasses.fields(values)
-        ]
-        lines.append("")
+        lines += [f"[{section.name}]", *section_toml(getattr(config, section.name)), ""]
     return "\n".join(lines)
+
+
+def section_toml(section: Any) -> list[str]:
+    """Return a TOML line for every field of a dataclass of plain values."""
+    return [
+        f"{field.name} = {_toml_value(getattr(section, field.name))}"
+        for field in dataclasses.fields(section)
+    ]
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Float
+from hdvpd.attention.masks.walks import walk_rows
 from hdvpd.attention.walks import Walks
 
 
@@ -76,10 +77,7 @@ def feature_matrix(walks: Walks, modulation: Float[Array, "l"]) -> Float[Array, 
       walks: entries of every token.
       modulation: f, any sign.
     """
-    num_tokens = walks.nodes.shape[0]
-    rows = jnp.broadcast_to(jnp.arange(num_tokens)[:, None], walks.nodes.shape)
-    matrix = jnp.zeros((num_tokens, num_tokens), walks.loads.dtype)
-    return matrix.at[rows, walks.nodes].add(walks.loads @ modulation)
+    return walk_rows(walks, modulation).dense()
 
 
 def _weighted_mean(weights: Float[Array, "t t"], value: Float[Array, "t c"]) -> Float[Array, "t c"]:

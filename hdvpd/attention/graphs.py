@@ -7,7 +7,8 @@ W_ij is the sum of the weights of the edges from i to j.
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Bool, Float, Int, pytree
+from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
+from hdvpd.attention.sparse_rows import multiply, multiply_transposed
 from hdvpd.errors import UserError
 from hdvpd.neighbors import Neighbors
 
@@ -25,6 +26,41 @@ class Graph:
     neighbors: Int[Array, "*batch t k"]
     weights: Float[Array, "*batch t k"]
     degrees: Int[Array, "*batch t"]
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows and columns of W."""
+        return self.neighbors.shape[0]
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Return W x."""
+        return multiply(self.weights, self.neighbors, self.degrees, x)
+
+    def transposed_product(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Return W^T x."""
+        return multiply_transposed(self.weights, self.neighbors, self.degrees, x)
+
+
+@pytree
+class SymmetricPart:
+    """(W + W^T) / 2 of a directed graph, for masks that need a symmetric matrix.
+
+    It is never stored: a node may have any number of neighbours in it.
+
+    Attributes:
+      graph: W.
+    """
+
+    graph: Graph
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows and columns of the matrix."""
+        return self.graph.num_nodes
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Return (W x + W^T x) / 2."""
+        return 0.5 * (self.graph @ x + self.graph.transposed_product(x))
 
 
 def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
@@ -111,8 +147,11 @@ def matrix_graph(matrix: Float[np.ndarray, "t t"], width: int | None = None) -> 
     return edge_graph(len(matrix), sources, targets, matrix[sources, targets], width)
 
 
-def graph_matrix(graph: Graph) -> Float[np.ndarray, "t t"]:
+def graph_matrix(graph: Graph | SymmetricPart) -> Float[np.ndarray, "t t"]:
     """Return the dense float64 W of a graph, for small graphs."""
+    if isinstance(graph, SymmetricPart):
+        matrix = graph_matrix(graph.graph)
+        return 0.5 * (matrix + matrix.T)
     neighbors, degrees = np.asarray(graph.neighbors), np.asarray(graph.degrees)
     rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
     matrix = np.zeros((len(neighbors), len(neighbors)))
@@ -134,3 +173,23 @@ def symmetric_weights(adjacency: Float[np.ndarray, "t t"]) -> Float[np.ndarray, 
     scale = np.zeros_like(degrees)
     np.divide(1.0, np.sqrt(degrees), out=scale, where=degrees > 0)
     return scale[:, None] * adjacency * scale[None]
+
+
+def transition_graph(graph: Graph, halting: float = 0.0) -> Graph:
+    """Weigh every edge by the probability that a walker hops along it: W = (1 - p) P, P = D^-1 A.
+
+    On this graph the importance weights of sampled walks cancel, so that every load is 1: walks
+    count visits, as random-walk graph-node kernels (arXiv 2107.07999) and the ad-hoc ablation of
+    arXiv 2410.03462 do.
+
+    Args:
+      graph: its edges, whatever their weights.
+      halting: probability p to stop before each hop.
+    """
+    used = np.arange(graph.neighbors.shape[1])[None] < jnp.asarray(graph.degrees)[:, None]
+    chance = (1.0 - halting) / jnp.maximum(graph.degrees, 1)[:, None]
+    return Graph(
+        neighbors=graph.neighbors,
+        weights=jnp.where(used, chance, 0.0).astype(jnp.float32),
+        degrees=graph.degrees,
+    )

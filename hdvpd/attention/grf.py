@@ -18,11 +18,11 @@ cut does not touch.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from hdvpd.array_typing import Array, Float, JaxArray
-from hdvpd.attention.sparse_rows import multiply, multiply_transposed
-from hdvpd.attention.walks import Walks, merge_walks
+from hdvpd.array_typing import Array, Float, JaxArray, is_known
+from hdvpd.attention.masked import masked_linear_attention
+from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.attention.walks import Walks, merged
 from hdvpd.errors import UserError
 from hdvpd.host import Kernels, host_call, use_host_kernels
 
@@ -36,7 +36,7 @@ def nonnegative_modulation(modulation: Float[Array, "l"]) -> Float[JaxArray, "l"
       UserError: a value is not finite. Traced values cannot be looked at: theirs make the output
         NaN, which the training step refuses.
     """
-    if not isinstance(modulation, Tracer) and not np.isfinite(modulation).all():
+    if is_known(modulation) and not np.isfinite(modulation).all():
         raise UserError(f"modulation = {np.asarray(modulation).tolist()}: all f_l must be finite.")
     lowest = np.zeros(modulation.shape, np.float32)
     lowest[0] = _SMALLEST_F0
@@ -70,8 +70,8 @@ def walk_attention(
     """
     modulation = nonnegative_modulation(modulation)
     on_host = use_host_kernels(kernels)
-    if (on_host or kernels == "pallas") and walks.incoming.shape[0] == 0:
-        walks = merge_walks(walks)
+    if on_host or kernels == "pallas":
+        walks = merged(walks)
     if on_host:
         return _walk_attention_host(query, key, value, modulation, walks)
     if kernels == "pallas":
@@ -129,9 +129,8 @@ def symmetric_walk_attention(
 ) -> Float[JaxArray, "t c"]:
     """Attend with the mask Phi Phi^T at a cost linear in tokens (arXiv 2410.03462, Alg. 1).
 
-    Per feature r: out += phi_q[:, r] * Phi (Phi^T (phi_k[:, r] * [v, 1])), then the first c columns
-    divided by the last. Neither the mask nor the [t, t m] features of the paper are made: memory
-    is t (c + 1), time 4 nnz m (c + 1) + 3 t m (c + 1) FLOP.
+    Neither the mask nor the [t, t m] features of the paper are made: 4 nnz m (c + 1) +
+    3 t m (c + 1) FLOP, in the memory of `masked_linear_attention`.
 
     Args:
       query: positive feature map of the queries.
@@ -149,21 +148,6 @@ def symmetric_walk_attention(
       UserError: the modulation is not finite.
     """
     modulation = nonnegative_modulation(modulation)
-    key_walks = walks if key_walks is None else key_walks
-    query_side, key_side = (
-        (side.loads @ modulation, side.nodes, side.num_entries) for side in (walks, key_walks)
-    )
-    extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
-
-    def add(
-        total: JaxArray, feature: tuple[Float[JaxArray, "t"], Float[JaxArray, "t"]]
-    ) -> tuple[JaxArray, None]:
-        query, key = feature
-        on_nodes = multiply_transposed(*key_side, key[:, None] * extended)
-        return total + query[:, None] * multiply(*query_side, on_nodes), None
-
-    # Recomputed in the backward pass: [m, t, c] products would have to be kept otherwise.
-    body = jax.checkpoint(add, prevent_cse=False)
-    features = (jnp.asarray(query).T, jnp.asarray(key).T)
-    total, _ = jax.lax.scan(body, jnp.zeros_like(extended), features)
-    return total[:, :-1] / total[:, -1:]
+    query_rows = walk_rows(walks, modulation)
+    key_rows = query_rows if key_walks is None else walk_rows(key_walks, modulation)
+    return masked_linear_attention(query, key, value, WalkMask(query_rows, key_rows))

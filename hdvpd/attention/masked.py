@@ -41,10 +41,11 @@ def masked_linear_attention(
             f"{type(mask).__name__} over {mask.num_tokens} tokens for attention among "
             f"{query.shape[0]}: both must have the same number."
         )
-    extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), value.dtype)], axis=1)
+    # Sums are float32 even of half-precision inputs.
+    extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
     num_tokens, width = extended.shape
     num_features = query.shape[1]
-    chunk = min(num_features, max(1, _CHUNK_SIZE // (num_tokens * width)))
+    chunk = min(num_features, max(1, _CHUNK_SIZE // max(1, num_tokens * width)))
 
     def attend(
         query: Float[JaxArray, "m t"], key: Float[JaxArray, "m t"]
@@ -83,5 +84,6 @@ def normalized(
       Weighted means; zero where the last column is no larger than its errors, with gradient zero.
     """
     normalizer = sums[:, -1]
-    kept = (jnp.abs(normalizer) > errors)[:, None]
-    return jnp.where(kept, sums[:, :-1] / jnp.where(kept, normalizer[:, None], 1.0), 0.0)
+    # NaN is not below its errors: it stays loud.
+    empty = (jnp.abs(normalizer) <= errors)[:, None]
+    return jnp.where(empty, 0.0, sums[:, :-1] / jnp.where(empty, 1.0, normalizer[:, None]))

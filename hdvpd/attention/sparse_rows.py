@@ -28,11 +28,7 @@ def multiply(
       num_entries: entries of each row that are in use.
       x: what to multiply.
     """
-
-    def add(entry: int | JaxArray, total: JaxArray) -> JaxArray:
-        return total + features[:, entry, None] * x[nodes[:, entry]]
-
-    return _over_entries(add, num_entries, jnp.zeros_like(x))
+    return _multiply(features, nodes, num_entries, x)
 
 
 @jax.custom_vjp
@@ -43,14 +39,41 @@ def multiply_transposed(
     x: Float[Array, "t c"],
 ) -> Float[JaxArray, "t c"]:
     """Return Phi^T x; arguments as in `multiply`."""
+    return _multiply_transposed(features, nodes, num_entries, x)
 
+
+# The loops are compiled by themselves, for callers outside of a compiled program.
+
+
+@jax.jit
+def _multiply(
+    features: Float[Array, "t e"],
+    nodes: Int[Array, "t e"],
+    num_entries: Int[Array, "t"],
+    x: Float[Array, "t c"],
+) -> Float[JaxArray, "t c"]:
+    def add(entry: int | JaxArray, total: JaxArray) -> JaxArray:
+        return total + features[:, entry, None] * x[nodes[:, entry]]
+
+    return _over_entries(add, num_entries, jnp.zeros(x.shape, jnp.result_type(features, x)))
+
+
+@jax.jit
+def _multiply_transposed(
+    features: Float[Array, "t e"],
+    nodes: Int[Array, "t e"],
+    num_entries: Int[Array, "t"],
+    x: Float[Array, "t c"],
+) -> Float[JaxArray, "t c"]:
     def add(entry: int | JaxArray, total: JaxArray) -> JaxArray:
         return total.at[nodes[:, entry]].add(features[:, entry, None] * x)
 
-    return _over_entries(add, num_entries, jnp.zeros_like(x))
+    return _over_entries(add, num_entries, jnp.zeros(x.shape, jnp.result_type(features, x)))
 
 
+@jax.jit
 def _entry_products(
+    features: Float[Array, "t e"],
     nodes: Int[Array, "t e"],
     num_entries: Int[Array, "t"],
     left: Float[Array, "t c"],
@@ -59,9 +82,10 @@ def _entry_products(
     """Return left_i . right_j for every entry (i, j): how left . Phi right changes with it."""
 
     def put(entry: int | JaxArray, products: JaxArray) -> JaxArray:
-        return products.at[:, entry].set((left * right[nodes[:, entry]]).sum(1))
+        products_of_entry = (left * right[nodes[:, entry]]).sum(1)
+        return products.at[:, entry].set(products_of_entry.astype(products.dtype))
 
-    return _over_entries(put, num_entries, jnp.zeros(nodes.shape, left.dtype))
+    return _over_entries(put, num_entries, jnp.zeros(nodes.shape, features.dtype))
 
 
 def _over_entries(
@@ -69,7 +93,7 @@ def _over_entries(
     num_entries: Int[Array, "t"],
     first: JaxArray,
 ) -> JaxArray:
-    return jax.lax.fori_loop(0, jnp.asarray(num_entries).max(), body, first)
+    return jax.lax.fori_loop(0, jnp.asarray(num_entries).max(initial=0), body, first)
 
 
 def _forward(features, nodes, num_entries, x):
@@ -78,9 +102,9 @@ def _forward(features, nodes, num_entries, x):
 
 def _backward(saved, out_bar):
     features, nodes, num_entries, x = saved
-    features_bar = _entry_products(nodes, num_entries, out_bar, x)
+    features_bar = _entry_products(features, nodes, num_entries, out_bar, x)
     x_bar = multiply_transposed(features, nodes, num_entries, out_bar)
-    return features_bar, None, None, x_bar
+    return features_bar, None, None, x_bar.astype(x.dtype)
 
 
 def _transposed_forward(features, nodes, num_entries, x):
@@ -89,9 +113,9 @@ def _transposed_forward(features, nodes, num_entries, x):
 
 def _transposed_backward(saved, out_bar):
     features, nodes, num_entries, x = saved
-    features_bar = _entry_products(nodes, num_entries, x, out_bar)
+    features_bar = _entry_products(features, nodes, num_entries, x, out_bar)
     x_bar = multiply(features, nodes, num_entries, out_bar)
-    return features_bar, None, None, x_bar
+    return features_bar, None, None, x_bar.astype(x.dtype)
 
 
 multiply.defvjp(_forward, _backward)

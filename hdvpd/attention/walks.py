@@ -281,6 +281,11 @@ def _merged_shapes(num_tokens: int, width: int, num_hops: int) -> tuple[jax.Shap
     )
 
 
+def merged(walks: Walks) -> Walks:
+    """Return walks in their merged form, whatever they are made as."""
+    return walks if walks.incoming.shape[0] else merge_walks(walks)
+
+
 def merge_walks(walks: Walks) -> Walks:
     """Merge entries of one row that stand on one node, in plain JAX, and list the transpose.
 

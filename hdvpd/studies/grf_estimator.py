@@ -1,6 +1,5 @@
 """`hdvpd study grf`: graph random features against theory, in tables and figures."""
 
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hdvpd.errors import UserError
 from hdvpd.studies import grf_measurements as measure
-from hdvpd.studies.grf_measurements import AD_HOC, COUPLINGS, Row, fitted_slope
+from hdvpd.studies.grf_measurements import AD_HOC, COUPLINGS, fitted_slope
+from hdvpd.studies.outputs import Row, format_table, make_folder, write_csv
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _COLORS = {
@@ -53,10 +52,7 @@ def main(out: Path, seed: int = 0) -> None:
     Raises:
       UserError: `out` cannot be a folder.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; give a folder that can be made.") from None
+    make_folder(out)
     for part in PARTS:
         started = time.monotonic()
         rows = part.measure(seed)
@@ -65,30 +61,6 @@ def main(out: Path, seed: int = 0) -> None:
         print(f"\n{part.title} ({part.name}, {time.monotonic() - started:.0f} s)\n")
         print(format_table(part.summary(rows)))
     print(f"\nfigures and numbers are in {out}")
-
-
-def write_csv(path: Path, rows: list[Row]) -> None:
-    """Write rows of equal keys."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def format_table(rows: list[Row]) -> str:
-    """Return aligned columns, numbers with four digits."""
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
-    return str(value)
 
 
 def _unchanged(rows: list[Row]) -> list[Row]:

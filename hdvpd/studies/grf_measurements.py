@@ -17,14 +17,21 @@ from scipy.spatial import KDTree
 
 from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.couplings import Coupling
-from hdvpd.attention.graphs import Graph, edge_graph, graph_matrix, matrix_graph, symmetric_weights
+from hdvpd.attention.graphs import (
+    Graph,
+    edge_graph,
+    graph_matrix,
+    matrix_graph,
+    symmetric_weights,
+    transition_graph,
+)
 from hdvpd.attention.power_series import exponential, power_series
 from hdvpd.attention.walks import Walks, sample_walks
+from hdvpd.studies.outputs import Row
 
 COUPLINGS: tuple[Coupling, ...] = get_args(Coupling)
 AD_HOC = "counts without importance weights"
 
-Row = dict[str, Any]
 Matrix = Float[np.ndarray, "t t"]
 
 
@@ -78,15 +85,6 @@ def disjoint_copies(graph: Graph, number: int) -> Graph:
         neighbors=jnp.tile(graph.neighbors, (number, 1)) + offsets[:, None],
         weights=jnp.tile(graph.weights, (number, 1)),
         degrees=jnp.tile(graph.degrees, number),
-    )
-
-
-def without_importance(graph: Graph, halting: float) -> Graph:
-    """Return the graph whose walkers carry load 1: W_uv d_u / (1 - p) = 1 on every edge."""
-    degrees = np.maximum(graph.degrees, 1)[:, None]
-    weights = np.where(np.asarray(graph.weights) > 0, (1 - halting) / degrees, 0)
-    return Graph(
-        neighbors=graph.neighbors, weights=weights.astype(np.float32), degrees=graph.degrees
     )
 
 
@@ -282,7 +280,7 @@ def coupling_errors(
         matrix_graph(np.pad(matrix, (0, largest - len(matrix))), width)
         for matrix in weights.values()
     ]
-    counting = [without_importance(graph, 0.5) for graph in padded]
+    counting = [transition_graph(graph, 0.5) for graph in padded]
     estimators: list[tuple[str, list[Graph], Coupling]] = [
         (coupling, padded, coupling) for coupling in couplings
     ]

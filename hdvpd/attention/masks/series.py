@@ -1,0 +1,51 @@
+"""Power series of W as masks, by repeated products (arXiv 2410.03462)."""
+
+import jax
+import jax.numpy as jnp
+
+from hdvpd.array_typing import Array, Float, JaxArray, pytree
+from hdvpd.attention.graphs import Graph, SymmetricPart, graph_matrix
+from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.attention.power_series import power_series
+from hdvpd.errors import UserError
+
+
+@pytree
+class PowerSeriesMask(AbstractMask):
+    """M = sum_k alpha_k W^k, cut at the last coefficient given.
+
+    Without walkers: exact for any W, at the cost of one product with W per coefficient.
+
+    Attributes:
+      graph: W.
+      coefficients: alpha. Kernels in closed form are in `hdvpd.attention.power_series`.
+    """
+
+    graph: Graph | SymmetricPart
+    coefficients: Float[Array, "l"]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty series."""
+        super().__post_init__()
+        if self.coefficients.shape[0] == 0:
+            raise UserError("coefficients = []: a power series needs alpha_0 at least.")
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return self.graph.num_nodes
+
+    @jax.jit
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Return M x by Horner's rule."""
+        coefficients = jnp.asarray(self.coefficients)
+
+        def add(total: JaxArray, coefficient: JaxArray) -> tuple[JaxArray, None]:
+            return self.graph @ total + coefficient * x, None
+
+        return jax.lax.scan(add, coefficients[-1] * x, coefficients[:-1], reverse=True)[0]
+
+    def dense(self) -> Float[JaxArray, "t t"]:
+        """Return M by products of dense matrices."""
+        matrix = jnp.asarray(graph_matrix(self.graph), jnp.float32)
+        return jnp.asarray(power_series(matrix, jnp.asarray(self.coefficients)))

@@ -1,0 +1,366 @@
+"""Masks of graphs: power series, diffusion, walks, random-walk graph-node kernels."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse.linalg
+import scipy.special
+from mask_contract import check_attention, check_gradient, check_mask
+
+from hdvpd.attention import power_series as series
+from hdvpd.attention.graphs import (
+    SymmetricPart,
+    edge_graph,
+    graph_matrix,
+    matrix_graph,
+    symmetric_weights,
+    transition_graph,
+)
+from hdvpd.attention.grf import walk_attention
+from hdvpd.attention.masked import masked_linear_attention
+from hdvpd.attention.masks.diffusion import (
+    chebyshev_coefficients,
+    chebyshev_degree,
+    diffusion_mask,
+)
+from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
+from hdvpd.attention.masks.series import PowerSeriesMask
+from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.attention.walks import exact_walks, sample_walks
+from hdvpd.errors import UserError
+from hdvpd.studies import grf_measurements as measure
+
+MODULATION = np.float32([1.1, 0.7, 0.4])
+
+
+def weighted_adjacency(num_nodes=9, seed=0):
+    """Return a symmetric matrix with loops, unequal degrees and an isolated node."""
+    rng = np.random.default_rng(seed)
+    upper = np.triu(rng.uniform(0.5, 1.5, (num_nodes,) * 2) * (rng.random((num_nodes,) * 2) < 0.4))
+    upper[3] = upper[:, 3] = 0
+    return upper + np.triu(upper, 1).T
+
+
+def directed_graph():
+    """Return a graph with a loop, a double edge, an isolated node and one-way edges."""
+    edges = [(1, 1, 0.3), (1, 2, 0.4), (1, 2, 0.2), (2, 3, 0.9), (3, 2, 0.5), (4, 0, 0.7)]
+    sources, targets, weights = (np.array(x) for x in zip(*edges, strict=True))
+    return edge_graph(5, sources, targets, weights)
+
+
+LONELY = matrix_graph(np.zeros((1, 1)))
+EDGELESS = matrix_graph(np.zeros((3, 3)))
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
+
+def test_products_with_a_graph_are_those_with_its_matrix():
+    graph = directed_graph()
+    matrix, x = graph_matrix(graph), np.random.default_rng(0).normal(size=(5, 2))
+    x = np.float32(x)
+    np.testing.assert_allclose(graph @ x, matrix @ x, atol=1e-6)
+    np.testing.assert_allclose(graph.transposed_product(x), matrix.T @ x, atol=1e-6)
+    np.testing.assert_allclose(SymmetricPart(graph) @ x, (matrix + matrix.T) / 2 @ x, atol=1e-6)
+
+
+def test_transitions_are_uniform_over_edges_and_make_every_load_one():
+    graph = directed_graph()
+    matrix = graph_matrix(transition_graph(graph))
+    np.testing.assert_allclose(matrix.sum(1), [0, 1, 1, 1, 1], atol=1e-7)
+    np.testing.assert_allclose(matrix[1], [0, 1 / 3, 2 / 3, 0, 0], atol=1e-7)
+    walks = sample_walks(
+        transition_graph(graph, 0.4), 8, 3, jax.random.key(0), halting=0.4, kernels="xla"
+    )
+    loads = np.asarray(walks.loads) * 8
+    assert np.isin(loads[:, 1:].round(5), [0, 1]).all()
+
+
+# Power series -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_power_series_is_the_series_of_dense_products(directed):
+    graph = directed_graph() if directed else matrix_graph(symmetric_weights(weighted_adjacency()))
+    coefficients = series.exponential(9).mask
+    matrix = graph_matrix(graph)
+    oracle = sum(c * np.linalg.matrix_power(matrix, k) for k, c in enumerate(coefficients))
+    mask = PowerSeriesMask(graph, np.float32(coefficients))
+    check_mask(mask, oracle)
+    check_attention(mask, oracle)
+
+
+@pytest.mark.parametrize("num_terms", [1, 2])
+@pytest.mark.parametrize("graph", [LONELY, EDGELESS])
+def test_power_series_of_graphs_without_edges(graph, num_terms):
+    mask = PowerSeriesMask(graph, np.float32([2.0, 1.0])[:num_terms])
+    check_mask(mask, 2 * np.eye(graph.num_nodes))
+
+
+def test_power_series_differentiates_in_its_coefficients():
+    graph = SymmetricPart(directed_graph())
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    check_gradient(
+        lambda c: ((PowerSeriesMask(graph, jnp.asarray(c)) @ x) ** 2).sum(), [1.0, 0.5, -0.25]
+    )
+
+
+def test_an_empty_series_is_refused():
+    with pytest.raises(UserError, match=r"coefficients = \[\].*alpha_0"):
+        PowerSeriesMask(LONELY, np.zeros(0, np.float32))
+
+
+# Diffusion ----------------------------------------------------------------------------------------
+
+GENERATORS = ("laplacian", "walk", "adjacency")
+
+
+def generator_matrix(adjacency, generator):
+    degrees = adjacency.sum(1)
+    if generator == "adjacency":
+        return -adjacency
+    laplacian = np.diag(degrees) - adjacency
+    if generator == "laplacian":
+        return laplacian
+    return laplacian / np.where(degrees > 0, degrees, 1)[None]
+
+
+@pytest.mark.parametrize("time", [0.0, 0.7, 4.0])
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_diffusion_is_the_matrix_exponential(generator, time):
+    adjacency = weighted_adjacency()
+    matrix = generator_matrix(adjacency, generator)
+    oracle = scipy.linalg.expm(-time * matrix)
+    mask = diffusion_mask(matrix_graph(adjacency), time, generator)
+    check_mask(mask, oracle)
+    check_attention(mask, oracle, atol=2e-5)
+    x = np.float32(np.random.default_rng(0).normal(size=(9, 2)))
+    independent = scipy.sparse.linalg.expm_multiply(-time * scipy.sparse.csr_array(matrix), x)
+    np.testing.assert_allclose(mask @ x, independent, atol=5e-6 * np.abs(independent).max())
+    if time == 0:
+        np.testing.assert_allclose(oracle, np.eye(9), atol=1e-12)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_diffusion_times_add_and_heat_is_kept(generator):
+    graph = matrix_graph(weighted_adjacency())
+
+    def apply(time, x):
+        return diffusion_mask(graph, time, generator) @ x
+
+    x = np.float32(np.random.default_rng(0).normal(size=(9, 2)))
+    whole = np.asarray(apply(1.5, x))
+    np.testing.assert_allclose(apply(0.6, apply(0.9, x)), whole, atol=1e-5 * np.abs(whole).max())
+    ones, dense = np.ones((9, 1), np.float32), np.asarray(apply(1.5, np.eye(9, dtype=np.float32)))
+    assert dense.min() > -1e-5 * dense.max()
+    np.testing.assert_allclose(dense[3], np.eye(9)[3], atol=2e-6)
+    if generator == "laplacian":
+        np.testing.assert_allclose(apply(1.5, ones), ones, atol=2e-6)
+    if generator == "walk":
+        np.testing.assert_allclose(dense.sum(0), 1, atol=5e-6)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("graph", [LONELY, EDGELESS])
+def test_without_edges_nothing_diffuses(graph, generator):
+    check_mask(diffusion_mask(graph, 2.0, generator), np.eye(graph.num_nodes))
+
+
+def test_directed_graphs_diffuse_by_their_symmetric_part():
+    graph = directed_graph()
+    matrix = (graph_matrix(graph) + graph_matrix(graph).T) / 2
+    oracle = scipy.linalg.expm(-generator_matrix(matrix, "walk"))
+    check_mask(diffusion_mask(SymmetricPart(graph), 1.0), oracle)
+
+
+def test_diffusion_differentiates_in_its_time():
+    graph = matrix_graph(weighted_adjacency())
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    for generator in GENERATORS:
+        check_gradient(
+            lambda time, g=generator: (
+                (diffusion_mask(graph, time, g, largest_time=2.0) @ x) ** 2
+            ).sum(),
+            0.8,
+        )
+
+
+@pytest.mark.parametrize(("exponent", "degree"), [(2.0, 8), (8.0, 16), (30.0, 32)])
+def test_chebyshev_coefficients_are_bessels_and_few_suffice(exponent, degree):
+    assert chebyshev_degree(exponent) <= degree
+    orders = np.arange(degree + 1)
+    expected = 2 * (-1.0) ** orders * scipy.special.ive(orders, exponent)
+    expected[0] /= 2
+    with jax.enable_x64(True):
+        found = chebyshev_coefficients(jnp.float64(exponent), 1.0, degree + 1)
+        np.testing.assert_allclose(found, expected, atol=1e-14)
+
+
+def test_a_traced_time_is_cut_to_its_bounds():
+    graph = matrix_graph(weighted_adjacency())
+    x = np.ones((9, 1), np.float32)
+    run = jax.jit(lambda time: diffusion_mask(graph, time, largest_time=1.0) @ x)
+    np.testing.assert_allclose(run(5.0), run(1.0))
+    np.testing.assert_allclose(run(-1.0), x, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"time": -0.5}, "time = -0.5"),
+        ({"time": float("nan")}, "time = nan"),
+        ({"time": 3.0, "largest_time": 2.0}, "largest_time = 2"),
+        ({"time": 100.0, "generator": "adjacency"}, "too large for float32"),
+        ({"graph": directed_graph()}, r"A[1, 2] = 0.6 but A[2, 1] = 0"),
+        ({"graph": matrix_graph(-weighted_adjacency())}, "weights >= 0"),
+    ],
+)
+def test_impossible_diffusions_are_refused(arguments, part):
+    settings = {"graph": matrix_graph(weighted_adjacency()), "time": 1.0, **arguments}
+    with pytest.raises(UserError) as caught:
+        diffusion_mask(**settings)
+    assert part in str(caught.value)
+
+
+def test_what_must_be_known_before_tracing_is_said():
+    graph = jax.tree.map(jnp.asarray, matrix_graph(weighted_adjacency()))
+    with pytest.raises(UserError, match="largest_time: give a bound"):
+        jax.jit(lambda time: diffusion_mask(graph, time) @ jnp.ones((9, 1)))(1.0)
+    with pytest.raises(UserError, match="must be known before tracing"):
+        jax.jit(lambda graph: diffusion_mask(graph, 1.0, "laplacian") @ jnp.ones((9, 1)))(graph)
+
+
+# Walks --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def walk_sets():
+    graph = matrix_graph(symmetric_weights(weighted_adjacency()))
+    build = jax.jit(lambda key: sample_walks(graph, 3, 2, key, halting=0.2, kernels="xla"))
+    return tuple(build(key) for key in jax.random.split(jax.random.key(0)))
+
+
+def features(walks, modulation):
+    """Return Phi in float64."""
+    matrix = np.zeros((len(walks.nodes),) * 2)
+    loads = np.float64(walks.loads) @ np.float64(modulation)
+    np.add.at(matrix, (np.arange(len(matrix))[:, None], np.asarray(walks.nodes)), loads)
+    return matrix
+
+
+def test_walk_masks_are_products_of_their_features():
+    one, two = walk_sets()
+    left, right = (walk_rows(walks, MODULATION) for walks in (one, two))
+    phi, psi = (features(walks, MODULATION) for walks in (one, two))
+    for mask, oracle in ((left, phi), (WalkMask(left, left), phi @ phi.T),
+                         (WalkMask(left, right), phi @ psi.T)):  # fmt: skip
+        check_mask(mask, oracle)
+        check_attention(mask, oracle)
+
+
+def test_walk_masks_differentiate_in_their_modulation():
+    one, two = walk_sets()
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    for symmetric in (False, True):
+
+        def total(modulation, symmetric=symmetric):
+            rows = walk_rows(one, modulation)
+            mask = WalkMask(rows, walk_rows(two, modulation)) if symmetric else rows
+            return ((mask @ x) ** 2).sum()
+
+        check_gradient(total, [1.0, 0.5, 0.25])
+
+
+def test_the_direct_contraction_is_attention_under_the_one_sided_mask():
+    walks = walk_sets()[0]
+    rng = np.random.default_rng(0)
+    query, key = (np.float32(np.maximum(rng.normal(size=(9, 4)), 0) + 1e-3) for _ in range(2))
+    value = np.float32(rng.normal(size=(9, 3)))
+    expected = masked_linear_attention(query, key, value, walk_rows(walks, MODULATION))
+    for kernels in ("xla", "host"):
+        direct = walk_attention(query, key, value, MODULATION, walks, kernels)
+        np.testing.assert_allclose(direct, expected, atol=1e-5)
+
+
+# Random-walk graph-node kernels (M6) --------------------------------------------------------------
+
+
+def irregular_adjacency():
+    """Return a path with two chords: degrees 1 to 3."""
+    adjacency = measure.grid(1, 7)
+    adjacency[1, 3] = adjacency[3, 1] = adjacency[2, 5] = adjacency[5, 2] = 1
+    return adjacency
+
+
+@pytest.mark.parametrize("kernels", ["xla", "host"])
+@pytest.mark.parametrize("norm_power", [0.0, 0.5, 1.0])
+def test_rwgnk_of_all_walks_is_its_closed_form(norm_power, kernels):
+    adjacency = irregular_adjacency()
+    walks = exact_walks(transition_graph(matrix_graph(adjacency)), 3, kernels)
+    matrix = adjacency / adjacency.sum(1, keepdims=True)
+    psi = sum(0.6**e * np.linalg.matrix_power(matrix, e) for e in range(4))
+    psi /= np.linalg.norm(psi, axis=1, keepdims=True) ** norm_power
+    mask = rwgnk_mask(walks, jnp.float32(0.6), norm_power)
+    check_mask(mask, psi @ psi.T)
+    check_attention(mask, psi @ psi.T)
+    if norm_power == 1:
+        np.testing.assert_allclose(np.diag(mask.dense()), 1, rtol=1e-6)
+        assert mask.dense().max() < 1 + 1e-6
+
+
+def test_rwgnk_lies_within_the_papers_bounds():
+    adjacency = irregular_adjacency()
+    # rho^8 / (1 - rho) < 1e-5 is what seven hops leave out.
+    rho, degrees = 0.2, adjacency.sum(1)
+    walks = exact_walks(transition_graph(matrix_graph(adjacency)), 6, "xla")
+    kernel = np.asarray(rwgnk_mask(walks, jnp.float32(rho), 0.0).dense())
+    lower, upper = (
+        np.linalg.matrix_power(np.linalg.inv(np.eye(7) - rho * adjacency / degree), 2)
+        for degree in (degrees.max(), degrees.min())
+    )
+    slack = 1e-4
+    assert (kernel >= lower - slack).all()
+    assert (kernel <= upper + slack).all()
+    assert (upper - lower).max() > 100 * slack
+
+
+def test_rwgnk_features_of_sampled_walks_are_unbiased():
+    adjacency = irregular_adjacency()
+    halting, decay, num_runs, num_hops = 0.3, 0.6, 2000, 12
+    graph = transition_graph(matrix_graph(adjacency), halting)
+    samples = measure.sampled_features(
+        graph, decay ** np.arange(num_hops + 1), jax.random.key(3), num_runs,
+        num_walkers=3, num_hops=num_hops, halting=halting, coupling="iid",
+    )  # fmt: skip
+    matrix = adjacency / adjacency.sum(1, keepdims=True)
+    truth = np.linalg.inv(np.eye(7) - (1 - halting) * decay * matrix)
+    assert np.abs(measure.standard_scores(samples, truth)).max() < 4
+    # The same walks by the mask's own rows.
+    walks = sample_walks(graph, 3, num_hops, jax.random.key(3), halting=halting, kernels="xla")
+    rows = rwgnk_rows(walks, jnp.float32(decay), 0.0).dense()
+    np.testing.assert_allclose(rows, features(walks, decay ** np.arange(num_hops + 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("norm_power", [0.0, 1.0])
+def test_rwgnk_differentiates_in_its_decay(norm_power):
+    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2, "xla")
+    x = np.random.default_rng(0).normal(size=(7, 2))
+    check_gradient(
+        lambda decay: ((rwgnk_mask(walks, decay, norm_power) @ x) ** 2).sum(), 0.6, eps=1e-3
+    )
+
+
+def test_rwgnk_at_its_edges():
+    walks = exact_walks(transition_graph(EDGELESS), 2, "xla")
+    check_mask(rwgnk_mask(walks, jnp.float32(0.5)), np.eye(3))
+    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2, "xla")
+    check_mask(rwgnk_mask(walks, jnp.float32(0)), np.eye(7))
+    slope = jax.grad(lambda decay: rwgnk_mask(walks, decay).dense().sum())(0.0)
+    assert np.isfinite(slope)
+    assert slope > 0
+    with pytest.raises(UserError, match=r"decay = -0.1"):
+        rwgnk_mask(walks, jnp.float32(-0.1))
