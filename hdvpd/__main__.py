@@ -22,7 +22,7 @@ import hdvpd
 from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_toml, split_overrides
-from hdvpd.members import MEMBERS
+from hdvpd.members import COMPARED
 from hdvpd.studies.settings import ExpressivitySettings, MotifSettings
 
 ConfigFlags = Annotated[Config, tyro.conf.arg(name="")]
@@ -359,7 +359,7 @@ class Compare(Verb):
         "compare"
     )
     """Experiment that all members share: name or path of a TOML file."""
-    members: str = ",".join(MEMBERS)
+    members: str = ",".join(COMPARED)
     """Members, separated by commas."""
     seeds: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
     """Runs per member."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int, Key, Shaped, UInt8
 
 Array = jax.Array | np.ndarray
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 def is_known(tree: Any) -> bool:
     """Whether the numbers of a pytree can be looked at: none is traced."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def static() -> Any:

@@ -43,7 +43,7 @@ from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
 from hdvpd.experiments import load_config
-from hdvpd.members import MEMBERS, with_member
+from hdvpd.members import COMPARED, MEMBERS, with_member
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 from hdvpd.training.files import write_text
 from hdvpd.training.run_folder import require_same_run
@@ -76,7 +76,7 @@ def main(
     experiment: str,
     *,
     out: Path,
-    members: Sequence[str] = tuple(MEMBERS),
+    members: Sequence[str] = COMPARED,
     num_seeds: int = 3,
     flags: Sequence[str] = (),
 ) -> None:

@@ -71,15 +71,21 @@ class ModelConfig:
     """U-Net width per level, full resolution first."""
     dynamics: Literal["interlacer", "graph_network"] = "interlacer"
     """Family of the dynamics model: Interlacer, or the hierarchical graph network of VPD."""
-    local: Literal["grf", "mp", "none"] = "grf"
-    """Local layer of the Interlacer: graph-random-feature attention (paper), message passing by
-    the neighbour-attender (paper), or none (unmasked transformer)."""
+    local: Literal["grf", "rwgnk", "diffusion", "mp", "none"] = "grf"
+    """Local layer of the Interlacer: attention masked by graph random features (paper), by a
+    random-walk graph-node kernel or by graph diffusion; message passing by the neighbour-attender
+    (paper); or none (unmasked transformer)."""
+    global_mask: Literal["none", "grf", "rwgnk", "diffusion"] = "none"
+    """Mask over the global attention, learned per head on the same graph (paper: none)."""
     num_layers: int = 4
     """Interlacer blocks."""
     latent_dim: int = 128
     """Token width."""
     num_heads: int = 4
-    """Heads of the global attention (the local layer has one, paper)."""
+    """Heads of the global attention."""
+    local_heads: int = 1
+    """Heads of the local attention, under one mask (paper: 1). The cost of every mask but grf's
+    falls as their number grows."""
     mlp_ratio: int = 2
     """Hidden width of a block's MLP over the token width."""
     num_neighbors: int = 3
@@ -93,6 +99,8 @@ class ModelConfig:
     """Sampled walkers per token (paper); fewer than num_neighbors leave some unread in a step."""
     halting: float = 0.0
     """Probability that a sampled walker stops before each hop; 0 walks num_hops hops (paper)."""
+    max_diffusion_time: float = 2.0
+    """Bound of the learned time of graph diffusion, the mean number of hops; cost grows with it."""
     feature_map: Literal["relu", "elu", "favor"] = "relu"
     """Positive features of the global attention: ReLU (paper), elu + 1, or FAVOR+, random features
     whose products are those of softmax in expectation."""
@@ -143,6 +151,7 @@ class ModelConfig:
             "abstract_neighbors",
             "message_rounds",
             "num_walkers",
+            "local_heads",
         ):
             value = getattr(self, key)
             _require(value >= 1, f"model.{key}", value, "use a positive number")
@@ -151,12 +160,10 @@ class ModelConfig:
             _require(0 < value <= 1, f"model.{key}", value, "use a number above 0, at most 1")
         _require(self.num_random_features >= 0, "model.num_random_features",
                  self.num_random_features, "use 0 or a positive number")  # fmt: skip
-        _require(
-            self.latent_dim % self.num_heads == 0,
-            "model.num_heads",
-            self.num_heads,
-            f"it must divide model.latent_dim = {self.latent_dim}",
-        )
+        for key in ("num_heads", "local_heads"):
+            value = getattr(self, key)
+            _require(self.latent_dim % value == 0, f"model.{key}", value,
+                     f"it must divide model.latent_dim = {self.latent_dim}")  # fmt: skip
         _require(
             len(self.unet_channels) >= 1 and all(c >= 8 and c % 8 == 0 for c in self.unet_channels),
             "model.unet_channels",
@@ -167,12 +174,14 @@ class ModelConfig:
                  self.position_frequencies, "use 0 or a positive number")  # fmt: skip
         _require(self.max_displacement > 0, "model.max_displacement", self.max_displacement,
                  "use a positive length")  # fmt: skip
+        _require(0 < self.max_diffusion_time <= 100, "model.max_diffusion_time",
+                 self.max_diffusion_time, "use a number above 0, at most 100")  # fmt: skip
         self._check_walks()
 
     def _check_walks(self) -> None:
         _require(
             self.dynamics != "interlacer"
-            or self.local != "grf"
+            or (self.local in ("mp", "none") and self.global_mask == "none")
             or self.num_neighbors < self.num_particles,
             "model.num_neighbors",
             self.num_neighbors,

@@ -19,8 +19,13 @@ MEMBERS: Mapping[str, Mapping[str, str | int]] = {
     "mp": {"dynamics": "interlacer", "local": "mp"},
     "none": {"dynamics": "interlacer", "local": "none"},
     "graph_network": {"dynamics": "graph_network"},
+    "rwgnk": {"dynamics": "interlacer", "local": "rwgnk", "local_heads": 4},
+    "diffusion": {"dynamics": "interlacer", "local": "diffusion", "local_heads": 4},
 }
 """What each member sets in `[model]`, by its name."""
+
+COMPARED = ("grf", "grf_sampled", "mp", "none", "graph_network")
+"""The members that `hdvpd compare` trains unless it is told which."""
 
 
 def with_member(config: Config, member: str) -> Config:

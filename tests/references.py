@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
 Array = np.ndarray
 
@@ -85,6 +86,27 @@ def walk_mask(neighbors: Array, modulation: Array) -> Array:
     """Return sum_l f_l W^l."""
     powers = walk_powers(neighbors, len(modulation) - 1)
     return np.einsum("l,lij->ij", np.asarray(modulation, np.float64), powers)
+
+
+def graph_mask(name: str, neighbors: Array, num_hops: int, parameters: Array) -> Array:
+    """Return the dense mask of `model.local` or `model.global_mask` on lists of weight 1/k.
+
+    Args:
+      name: of the mask.
+      neighbors: lists of all tokens.
+      num_hops: hops of the kernel's walks.
+      parameters: f of graph random features, [lambda] of the others.
+    """
+    if name == "grf":
+        return walk_mask(neighbors, parameters)
+    if name == "rwgnk":
+        psi = walk_mask(neighbors, parameters[0] ** np.arange(num_hops + 1))
+        psi /= np.linalg.norm(psi, axis=1, keepdims=True)
+        return psi @ psi.T
+    directed = walk_powers(neighbors, 1)[1]
+    adjacency = (directed + directed.T) / 2
+    degrees = adjacency.sum(1)
+    return scipy.linalg.expm(-parameters[0] * (np.diag(degrees) - adjacency) / degrees[None])
 
 
 def repelling_hop(num_walkers: int, degree: int, rng: np.random.Generator) -> Array:
@@ -354,22 +376,36 @@ def interlacer(
                    layer_norm(block["norm_global"], x))  # fmt: skip
         heads, width = config.num_heads, dim // config.num_heads
         query, key, value = (part.reshape(-1, heads, width) for part in np.split(h, 3, axis=1))
-        every = np.broadcast_to(real[None], (len(x), len(x)))
+        masks = np.broadcast_to(real[None], (heads, len(x), len(x)))
+        if config.global_mask != "none":
+            raw = np.asarray(block["global_attention"]["raw_mask"], f64)
+            masks = [
+                graph_mask(config.global_mask, neighbors, config.num_hops, parameters)
+                for parameters in np.log1p(np.exp(raw))
+            ]
         out = []
         for a in range(heads):
             projection = projections[i][a] if len(projections) else None
             features = attention_features(config, query[:, a], key[:, a], projection)
-            out.append(masked_attention(*features, value[:, a], every))
+            out.append(masked_attention(*features, value[:, a], masks[a]))
         x = x + linear(block["global_attention"]["out"], np.concatenate(out, axis=1))
         x = x + mlp(block["mlp"], layer_norm(block["norm_mlp"], x))
-        if config.local == "grf":
+        if config.local in ("grf", "rwgnk", "diffusion"):
             local, h = block["local"], layer_norm(block["norm_local"], x)
-            query = np.maximum(linear(local["query"], h) / np.sqrt(dim), 0) + 1e-3
-            key = np.maximum(linear(local["key"], h), 0) + 1e-3
             modulation = np.log1p(np.exp(np.asarray(local["raw_modulation"], f64)))
-            weights = walk_mask(neighbors, modulation)
-            attended = masked_attention(query, key, linear(local["value"], h), weights)
-            x = x + linear(local["out"], attended)
+            weights = graph_mask(config.local, neighbors, config.num_hops, modulation)
+            query, key, value = (
+                np.split(linear(local[part], h), config.local_heads, axis=1)
+                for part in ("query", "key", "value")
+            )
+            features = (
+                (np.maximum(q / np.sqrt(q.shape[1]), 0) + 1e-3, np.maximum(k, 0) + 1e-3)
+                for q, k in zip(query, key, strict=True)
+            )
+            attended = [
+                masked_attention(*both, v, weights) for both, v in zip(features, value, strict=True)
+            ]
+            x = x + linear(local["out"], np.concatenate(attended, axis=1))
         if config.local == "mp":
             h = layer_norm(block["norm_local"], x)
             x = x + neighbor_attender(block["local"], config, h, positions, real, scores)

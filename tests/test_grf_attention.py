@@ -15,7 +15,7 @@ from hdvpd.attention import walks_pallas
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.walks import exact_walks
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.grf_attention import GrfAttention
+from hdvpd.dynamics.graph_attention import GraphAttention
 
 KERNELS = ("xla", "host")
 MODULATION = np.array([1.1, 0.7, 0.4, 0.9], np.float32)
@@ -217,7 +217,7 @@ def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
 
 def layer(kernels, dim=8):
     config = ModelConfig(latent_dim=dim, kernels=kernels)
-    graphdef, params = scenes.random_params(lambda: GrfAttention(config, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
     walks = exact_walks(scenes.list_graph(surface_neighbors(40)), 3, kernels)
     return lambda tokens: scenes.apply(graphdef, params)(tokens, walks), walks
 
@@ -244,7 +244,7 @@ def test_impulse_beyond_three_hops_changes_no_bit(kernels):
 
 
 def test_initial_modulation_is_the_public_codes():
-    attention = GrfAttention(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
+    attention = GraphAttention(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
     modulation = jax.nn.softplus(attention.raw_modulation[...])
     np.testing.assert_allclose(modulation, np.exp(-0.01 * np.arange(4)), rtol=1e-6)
 

@@ -10,7 +10,7 @@ import scenes
 from flax import nnx
 
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.grf_attention import GrfAttention
+from hdvpd.dynamics.graph_attention import GraphAttention
 
 NUM_TOKENS, NUM_REAL = 24, 18
 
@@ -21,11 +21,11 @@ def layer(walks, num_walkers=27, halting=0.0, kernels="xla"):
     config = ModelConfig(
         latent_dim=8, walks=walks, num_walkers=num_walkers, halting=halting, kernels=kernels
     )
-    graphdef, params = scenes.random_params(lambda: GrfAttention(config, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
     mask = jnp.arange(NUM_TOKENS) < NUM_REAL
 
     def run(positions, tokens, key):
-        plan = GrfAttention.plan(config, positions, mask, key)
+        plan = GraphAttention.plan(config, positions, mask, key)
         return scenes.apply(graphdef, params)(tokens, plan)
 
     return jax.jit(run)

@@ -14,7 +14,7 @@ import scenes
 from flax import nnx
 
 from hdvpd.dynamics import tokens
-from hdvpd.dynamics.grf_attention import GrfAttention
+from hdvpd.dynamics.graph_attention import GraphAttention
 from hdvpd.dynamics.interlacer import Interlacer
 
 # With the optional carrying, so that symmetries and limits hold for it as well.
@@ -62,6 +62,10 @@ def assert_close(change, other, atol=1e-5):
         {"kernels": "host", "position_frequencies": 2},
         {"knn": "xla", "position_embedding": False, "carry": False},
         {"local": "none"},
+        {"local": "none", "global_mask": "diffusion"},
+        {"local": "rwgnk", "global_mask": "rwgnk", "kernels": "host"},
+        {"local": "none", "global_mask": "grf"},
+        {"local_heads": 4, "kernels": "host"},
     ],
 )
 def test_equals_the_dense_numpy_interlacer(fields):
@@ -97,7 +101,7 @@ def test_walks_hold_no_padding_and_no_token_neighbours_itself():
     def build(*clouds):
         module = scenes.apply(graphdef, params)
         _, positions, mask = module.tokens(*clouds)
-        return GrfAttention.plan(config, positions, mask, jax.random.key(0)).nodes, mask
+        return GraphAttention.plan(config, positions, mask, jax.random.key(0)).nodes, mask
 
     nodes, mask = map(np.asarray, jax.jit(build)(previous, current, robot))
     own = np.arange(len(mask))[:, None]

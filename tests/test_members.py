@@ -18,7 +18,7 @@ import scenes
 from flax import nnx
 
 from hdvpd import sampling
-from hdvpd.dynamics import edges, grf_attention
+from hdvpd.dynamics import edges, graph_masks
 from hdvpd.model import DYNAMICS
 from hdvpd.neighbors import Neighbors
 from hdvpd.types import ParticleCloud
@@ -30,6 +30,8 @@ CONFIG = scenes.tiny_config(
 ).model
 MEMBERS = {
     "grf": {},
+    "rwgnk": {"local": "rwgnk", "local_heads": 2},
+    "diffusion": {"local": "diffusion", "max_diffusion_time": 3.0},
     "mp": {"local": "mp", "anchor_fraction": 0.25, "anchor_neighbors": 4},
     "favor": {"local": "none", "feature_map": "favor"},
     "graph_network": {"dynamics": "graph_network", "abstract_fraction": 0.4,
@@ -219,7 +221,7 @@ def test_untrained_model_changes_nothing_at_all(member):
     np.testing.assert_array_equal(change.features, 0.0)
 
 
-@pytest.mark.parametrize("member", ["grf", "mp", "graph_network"])
+@pytest.mark.parametrize("member", ["grf", "diffusion", "mp", "graph_network"])
 def test_translation_changes_nothing_without_position_embedding(member):
     previous, current, robot = inputs()
     shift = np.float32([0.5, -0.25, 1.0])
@@ -339,7 +341,7 @@ def test_operations_grow_linearly_without_the_search(monkeypatch, member):
         indices = (jnp.arange(len(queries))[:, None] + jnp.arange(1, k + 1)[None]) % len(points)
         return Neighbors(indices=indices.astype(jnp.int32), distances=jnp.ones((len(queries), k)))
 
-    monkeypatch.setattr(grf_attention, "knn", ring)
+    monkeypatch.setattr(graph_masks, "knn", ring)
     monkeypatch.setattr(edges, "knn", ring)
     graphdef, params = make(member, latent_dim=32)
 

@@ -36,9 +36,11 @@ def test_parts_add_up_to_the_model(member):
     assert counts["encoder"] == sizes["unet"]
     assert counts["renderer"] == sizes["renderer"]
     width = config.model.latent_dim
-    if fields.get("local") == "grf":
-        # Four dense layers of which two have a bias, modulation of 3 hops, LayerNorm; two blocks.
-        assert counts["local"] == 2 * (4 * width**2 + 2 * width + 4 + 2 * width)
+    mask_parameters = {"grf": 4, "rwgnk": 1, "diffusion": 1}
+    if fields.get("local") in mask_parameters:
+        # Four dense layers of which two have a bias, the mask's parameters, LayerNorm; two blocks.
+        learned = mask_parameters[str(fields["local"])]
+        assert counts["local"] == 2 * (4 * width**2 + 2 * width + learned + 2 * width)
     else:
         assert (counts["local"] > 0) == (fields.get("local") == "mp")
 

@@ -1,4 +1,9 @@
-"""Global layer of the Interlacer: linear attention over all tokens (spec 5.2)."""
+"""Global layer of the Interlacer: linear attention over all tokens (spec 5.2).
+
+`model.global_mask` can put a learned graph mask per head over it.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +19,7 @@ from hdvpd.attention.feature_maps import (
 )
 from hdvpd.attention.linear import linear_attention
 from hdvpd.config import ModelConfig
+from hdvpd.dynamics.graph_masks import attend_under, initial_parameters
 
 
 class GlobalAttention(nnx.Module):
@@ -27,18 +33,34 @@ class GlobalAttention(nnx.Module):
         dim = config.latent_dim
         self.query_key_value = nnx.Linear(dim, 3 * dim, rngs=rngs)
         self.out = nnx.Linear(dim, dim, rngs=rngs)
+        if config.global_mask == "none":
+            self.raw_mask = None
+        else:
+            initial = initial_parameters(config.global_mask, config)
+            self.raw_mask = nnx.Param(jnp.tile(initial, (config.num_heads, 1)))
         self.config = config
         self.seed = seed
 
     def __call__(
-        self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"]
+        self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"], plan: Any = None
     ) -> Float[JaxArray, "t d"]:
-        """Return the update of every token."""
+        """Return the update of every token.
+
+        Args:
+          tokens: what attends.
+          mask: real tokens.
+          plan: of `model.global_mask`, from `hdvpd.dynamics.graph_masks.plan_mask`; None without.
+        """
         num_tokens, latent_dim = tokens.shape
         heads = self.config.num_heads
         projected = self.query_key_value(tokens).reshape(num_tokens, 3, heads, latent_dim // heads)
         query, key, value = projected[:, 0], projected[:, 1], projected[:, 2]
-        attended = linear_attention(*self._features(query, key, mask), value, mask)
+        query, key = self._features(query, key, mask)
+        if self.raw_mask is None:
+            attended = linear_attention(query, key, value, mask)
+        else:
+            name, parameters = self.config.global_mask, jax.nn.softplus(self.raw_mask[...])
+            attended = attend_under(name, self.config, query, key, value, parameters, plan)
         return self.out(jnp.asarray(attended).reshape(num_tokens, latent_dim))
 
     def _features(

@@ -9,14 +9,18 @@ from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics, Change
 from hdvpd.dynamics.global_attention import GlobalAttention
-from hdvpd.dynamics.grf_attention import GrfAttention
+from hdvpd.dynamics.graph_attention import GraphAttention
+from hdvpd.dynamics.graph_masks import GRAPH_MASKS, plan_mask
 from hdvpd.dynamics.local_layer import AbstractLocalLayer
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.neighbor_attender import NeighborAttender
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.types import ParticleCloud, RobotPoints
 
-LOCAL_LAYERS: dict[str, type[AbstractLocalLayer]] = {"grf": GrfAttention, "mp": NeighborAttender}
+LOCAL_LAYERS: dict[str, type[AbstractLocalLayer]] = {
+    **dict.fromkeys(GRAPH_MASKS, GraphAttention),
+    "mp": NeighborAttender,
+}
 
 
 class Block(nnx.Module):
@@ -35,11 +39,22 @@ class Block(nnx.Module):
             self.local = LOCAL_LAYERS[config.local](config, rngs=rngs)
 
     def __call__(
-        self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"], plan: Any
+        self,
+        tokens: Float[JaxArray, "t d"],
+        mask: Bool[Array, "t"],
+        plan: Any,
+        global_plan: Any = None,
     ) -> Float[JaxArray, "t d"]:
-        """Apply the block (spec 5.2); the local layer's plan is None where there is no layer."""
+        """Apply the block (spec 5.2).
+
+        Args:
+          tokens: of all particles and points.
+          mask: real tokens.
+          plan: of the local layer; None where there is none.
+          global_plan: of `model.global_mask`; None where there is none.
+        """
         with jax.named_scope("global_attention"):
-            tokens += self.global_attention(self.norm_global(tokens), mask)
+            tokens += self.global_attention(self.norm_global(tokens), mask, global_plan)
         with jax.named_scope("mlp"):
             tokens += self.mlp(self.norm_mlp(tokens))
         if self.local is None or self.norm_local is None:
@@ -64,10 +79,15 @@ class Interlacer(AbstractDynamics):
         """Return the change of `current` (spec 5.4); see `AbstractDynamics`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
-        plan = None
-        if self.config.local != "none":
-            with jax.named_scope("neighbors"):
-                plan = LOCAL_LAYERS[self.config.local].plan(self.config, positions, mask, key)
+        config = self.config
+        plan = global_plan = None
+        with jax.named_scope("neighbors"):
+            if config.local != "none":
+                plan = LOCAL_LAYERS[config.local].plan(config, positions, mask, key)
+            if config.global_mask == config.local:
+                global_plan = plan
+            elif config.global_mask != "none":
+                global_plan = plan_mask(config.global_mask, config, positions, mask, key)
         for block in self.blocks:
-            tokens = block(tokens, mask, plan)
+            tokens = block(tokens, mask, plan, global_plan)
         return self.read_out(tokens[num_particles : 2 * num_particles], current, robot)

@@ -28,8 +28,9 @@ Generator = Literal["laplacian", "walk", "adjacency"]
 TOLERANCE = 1e-6
 """Error of a product, relative to the largest entry of x."""
 
-# exp of it is still a float32 number, with room for sums over many tokens.
-_LARGEST_EXPONENT = 60.0
+# exp(lambda A) has rows of order 1, of isolated nodes for one, and rounding errors of order
+# e^(lambda d_max) 1e-7: 2e-3 at this exponent.
+_LARGEST_EXPONENT = 10.0
 
 
 @pytree
@@ -57,25 +58,11 @@ class DiffusionMask(AbstractMask):
         """Rows and columns of M."""
         return self.graph.num_nodes
 
-    @jax.jit
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Clenshaw's recursion."""
-        diagonal, scale, outer, rate = self._affine_form()
-        shift = 0.0 if self.generator == "adjacency" else 1.0
-        coefficients = chebyshev_coefficients(self.time * rate, shift, self.num_terms)
-        x = x / outer
+        return _clenshaw(self, x)
 
-        def multiply(x: JaxArray) -> JaxArray:
-            return diagonal * x - scale * (self.graph @ (scale * x))
-
-        def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
-            return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None
-
-        zero = jnp.zeros_like(coefficients[0] * x)
-        (one, two), _ = jax.lax.scan(add, (zero, zero), coefficients[1:], reverse=True)
-        return outer * (coefficients[0] * x + multiply(one) - two)
-
-    def _affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
+    def affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
         """Return columns diagonal, scale, outer and the rate r of the form below.
 
         T = outer r (X + shift) / outer with X x = diagonal x - scale A (scale x), shift 1 where T
@@ -103,6 +90,24 @@ class DiffusionMask(AbstractMask):
         return jax.scipy.linalg.expm(-self.time * laplacian)
 
 
+@jax.jit
+def _clenshaw(mask: DiffusionMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+    diagonal, scale, outer, rate = mask.affine_form()
+    shift = 0.0 if mask.generator == "adjacency" else 1.0
+    coefficients = chebyshev_coefficients(mask.time * rate, shift, mask.num_terms)
+    x = jnp.asarray(x / outer)
+
+    def multiply(x: JaxArray) -> JaxArray:
+        return diagonal * x - scale * (mask.graph @ (scale * x))
+
+    def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
+        return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None
+
+    zero = jnp.zeros_like(coefficients[0] * x)
+    (one, two), _ = jax.lax.scan(add, (zero, zero), coefficients[1:], reverse=True)
+    return outer * (coefficients[0] * x + multiply(one) - two)
+
+
 def diffusion_mask(
     graph: Graph | SymmetricPart,
     time: float | Float[Array, ""],
@@ -122,8 +127,9 @@ def diffusion_mask(
 
     Raises:
       UserError: lambda is negative, not finite or above its bound, A is not symmetric or has a
-        negative entry, exp(lambda A) would overflow, or a traced value is needed for the number
-        of products: a lambda without a bound, or degrees where T is not normalised by them.
+        negative entry, exp(lambda A) spans more than float32 resolves, or a traced value is needed
+        for the number of products: a lambda without a bound, or degrees where T is not normalised
+        by them.
     """
     if not is_known(time) and largest_time is None:
         raise UserError("largest_time: give a bound where the time is traced.")
@@ -157,9 +163,10 @@ def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> 
         )
     exponent = largest_time * float(degrees.max(initial=0.0))
     if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
+        allowed = _LARGEST_EXPONENT * largest_time / exponent
         raise UserError(
-            f"largest_time = {largest_time}: exp(lambda A) has entries up to e^{exponent:.0f}, too "
-            f"large for float32; use lambda <= {_LARGEST_EXPONENT * largest_time / exponent:.3g}."
+            f"largest_time = {largest_time}: entries of exp(lambda A) up to e^{exponent:.0f} span "
+            f"more than float32 resolves; use lambda <= {allowed:.3g}, or a Laplacian."
         )
     return chebyshev_degree(exponent) + 1
 

@@ -14,7 +14,7 @@ from hdvpd.attention.walks import Walks, merged
 from hdvpd.errors import UserError
 
 
-def rwgnk_rows(walks: Walks, decay: Float[Array, ""], norm_power: float = 1.0) -> WalkRows:
+def rwgnk_rows(walks: Walks, decay: float | Float[Array, ""], norm_power: float = 1.0) -> WalkRows:
     """Return Psi of walks on `hdvpd.attention.graphs.transition_graph`.
 
     Args:
@@ -37,7 +37,7 @@ def rwgnk_rows(walks: Walks, decay: Float[Array, ""], norm_power: float = 1.0) -
     return WalkRows(rows.features / norms**norm_power, rows.nodes, rows.num_entries)
 
 
-def rwgnk_mask(walks: Walks, decay: Float[Array, ""], norm_power: float = 1.0) -> WalkMask:
+def rwgnk_mask(walks: Walks, decay: float | Float[Array, ""], norm_power: float = 1.0) -> WalkMask:
     """Return K = Psi Psi^T; arguments as in `rwgnk_rows`."""
     rows = rwgnk_rows(walks, decay, norm_power)
     return WalkMask(rows, rows)

@@ -35,17 +35,21 @@ class PowerSeriesMask(AbstractMask):
         """Rows and columns of M."""
         return self.graph.num_nodes
 
-    @jax.jit
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Horner's rule."""
-        coefficients = jnp.asarray(self.coefficients)
-
-        def add(total: JaxArray, coefficient: JaxArray) -> tuple[JaxArray, None]:
-            return self.graph @ total + coefficient * x, None
-
-        return jax.lax.scan(add, coefficients[-1] * x, coefficients[:-1], reverse=True)[0]
+        return _horner(self, x)
 
     def dense(self) -> Float[JaxArray, "t t"]:
         """Return M by products of dense matrices."""
         matrix = jnp.asarray(graph_matrix(self.graph), jnp.float32)
         return jnp.asarray(power_series(matrix, jnp.asarray(self.coefficients)))
+
+
+@jax.jit
+def _horner(mask: PowerSeriesMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+    coefficients = jnp.asarray(mask.coefficients)
+
+    def add(total: JaxArray, coefficient: JaxArray) -> tuple[JaxArray, None]:
+        return mask.graph @ total + coefficient * x, None
+
+    return jax.lax.scan(add, coefficients[-1] * x, coefficients[:-1], reverse=True)[0]
