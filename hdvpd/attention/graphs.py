@@ -40,6 +40,15 @@ class Graph:
         """Return W^T x."""
         return multiply_transposed(self.weights, self.neighbors, self.degrees, x)
 
+    def dense(self) -> Float[JaxArray, "t t"]:
+        """Return W, for small graphs; `graph_matrix` does so in float64."""
+        rows = jnp.arange(self.num_nodes)[:, None]
+        matrix = jnp.zeros((self.num_nodes,) * 2, self.weights.dtype)
+        # Unused columns have weight 0.
+        return matrix.at[jnp.broadcast_to(rows, self.neighbors.shape), self.neighbors].add(
+            self.weights
+        )
+
 
 @pytree
 class SymmetricPart:
@@ -61,6 +70,11 @@ class SymmetricPart:
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return (W x + W^T x) / 2."""
         return 0.5 * (self.graph @ x + self.graph.transposed_product(x))
+
+    def dense(self) -> Float[JaxArray, "t t"]:
+        """Return the matrix, for small graphs."""
+        matrix = self.graph.dense()
+        return 0.5 * (matrix + matrix.T)
 
 
 def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
@@ -147,11 +161,8 @@ def matrix_graph(matrix: Float[np.ndarray, "t t"], width: int | None = None) -> 
     return edge_graph(len(matrix), sources, targets, matrix[sources, targets], width)
 
 
-def graph_matrix(graph: Graph | SymmetricPart) -> Float[np.ndarray, "t t"]:
+def graph_matrix(graph: Graph) -> Float[np.ndarray, "t t"]:
     """Return the dense float64 W of a graph, for small graphs."""
-    if isinstance(graph, SymmetricPart):
-        matrix = graph_matrix(graph.graph)
-        return 0.5 * (matrix + matrix.T)
     neighbors, degrees = np.asarray(graph.neighbors), np.asarray(graph.degrees)
     rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
     matrix = np.zeros((len(neighbors), len(neighbors)))

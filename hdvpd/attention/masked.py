@@ -45,7 +45,7 @@ def masked_linear_attention(
     extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
     num_tokens, width = extended.shape
     num_features = query.shape[1]
-    chunk = min(num_features, max(1, _CHUNK_SIZE // max(1, num_tokens * width)))
+    chunk = min(num_features, max(1, _CHUNK_SIZE // (num_tokens * width)))
 
     def attend(
         query: Float[JaxArray, "m t"], key: Float[JaxArray, "m t"]
@@ -84,6 +84,6 @@ def normalized(
       Weighted means; zero where the last column is no larger than its errors, with gradient zero.
     """
     normalizer = sums[:, -1]
-    # NaN is not below its errors: it stays loud.
+    # NaN is not empty: it stays loud.
     empty = (jnp.abs(normalizer) <= errors)[:, None]
     return jnp.where(empty, 0.0, sums[:, :-1] / jnp.where(empty, 1.0, normalizer[:, None]))

@@ -19,7 +19,7 @@ import scipy.sparse
 import scipy.special
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known, pytree, static
-from hdvpd.attention.graphs import Graph, SymmetricPart, graph_matrix
+from hdvpd.attention.graphs import Graph, SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 
@@ -28,9 +28,8 @@ Generator = Literal["laplacian", "walk", "adjacency"]
 TOLERANCE = 1e-6
 """Error of a product, relative to the largest entry of x."""
 
-# exp(lambda A) has rows of order 1, of isolated nodes for one, and rounding errors of order
-# e^(lambda d_max) 1e-7: 2e-3 at this exponent.
-_LARGEST_EXPONENT = 10.0
+# exp of it is still a float32 number, with room for sums over many tokens.
+_LARGEST_EXPONENT = 60.0
 
 
 @pytree
@@ -44,8 +43,6 @@ class DiffusionMask(AbstractMask):
       generator: what T is.
       num_terms: Chebyshev terms, enough for the largest lambda.
     """
-
-    noise = TOLERANCE
 
     graph: Graph | SymmetricPart
     degrees: Float[Array, "t"]
@@ -61,6 +58,17 @@ class DiffusionMask(AbstractMask):
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Clenshaw's recursion."""
         return _clenshaw(self, x)
+
+    def rounding_error(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
+        """Bound what truncation and rounding make of a column: `TOLERANCE` of its largest entry.
+
+        For T = -A it is that times e^(lambda d_max), more than the mask's largest entry where
+        degrees differ.
+        """
+        _, _, outer, rate = self.affine_form()
+        growth = jnp.exp(self.time * rate) if self.generator == "adjacency" else 1.0
+        largest = jnp.abs(x / outer).max(0, keepdims=True)
+        return TOLERANCE * growth * outer * largest
 
     def affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
         """Return columns diagonal, scale, outer and the rate r of the form below.
@@ -80,7 +88,7 @@ class DiffusionMask(AbstractMask):
 
     def dense(self) -> Float[JaxArray, "t t"]:
         """Return M as the exponential of a dense matrix."""
-        adjacency = jnp.asarray(graph_matrix(self.graph), jnp.float32)
+        adjacency = self.graph.dense()
         degrees = adjacency.sum(1)
         if self.generator == "adjacency":
             return jax.scipy.linalg.expm(self.time * adjacency)
@@ -127,9 +135,8 @@ def diffusion_mask(
 
     Raises:
       UserError: lambda is negative, not finite or above its bound, A is not symmetric or has a
-        negative entry, exp(lambda A) spans more than float32 resolves, or a traced value is needed
-        for the number of products: a lambda without a bound, or degrees where T is not normalised
-        by them.
+        negative entry, exp(lambda A) would overflow, or a traced value is needed for the number of
+        products: a lambda without a bound, or degrees where T is not normalised by them.
     """
     if not is_known(time) and largest_time is None:
         raise UserError("largest_time: give a bound where the time is traced.")
@@ -165,8 +172,8 @@ def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> 
     if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
         allowed = _LARGEST_EXPONENT * largest_time / exponent
         raise UserError(
-            f"largest_time = {largest_time}: entries of exp(lambda A) up to e^{exponent:.0f} span "
-            f"more than float32 resolves; use lambda <= {allowed:.3g}, or a Laplacian."
+            f"largest_time = {largest_time}: exp(lambda A) has entries up to e^{exponent:.0f}, too "
+            f"large for float32; use lambda <= {allowed:.3g}, or a Laplacian."
         )
     return chebyshev_degree(exponent) + 1
 

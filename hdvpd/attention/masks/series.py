@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
-from hdvpd.attention.graphs import Graph, SymmetricPart, graph_matrix
+from hdvpd.attention.graphs import Graph, SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.power_series import power_series
 from hdvpd.errors import UserError
@@ -25,7 +25,6 @@ class PowerSeriesMask(AbstractMask):
     coefficients: Float[Array, "l"]
 
     def __post_init__(self) -> None:
-        """Refuse an empty series."""
         super().__post_init__()
         if self.coefficients.shape[0] == 0:
             raise UserError("coefficients = []: a power series needs alpha_0 at least.")
@@ -41,8 +40,7 @@ class PowerSeriesMask(AbstractMask):
 
     def dense(self) -> Float[JaxArray, "t t"]:
         """Return M by products of dense matrices."""
-        matrix = jnp.asarray(graph_matrix(self.graph), jnp.float32)
-        return jnp.asarray(power_series(matrix, jnp.asarray(self.coefficients)))
+        return jnp.asarray(power_series(self.graph.dense(), jnp.asarray(self.coefficients)))
 
 
 @jax.jit
