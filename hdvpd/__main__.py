@@ -23,7 +23,7 @@ from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_toml, split_overrides
 from hdvpd.members import COMPARED
-from hdvpd.studies.settings import ExpressivitySettings, MotifSettings
+from hdvpd.studies.settings import ExpressivitySettings, MechanismSettings, MotifSettings
 
 ConfigFlags = Annotated[Config, tyro.conf.arg(name="")]
 
@@ -473,6 +473,43 @@ class StudyExpressivity(Verb):
 
 
 @dataclass(frozen=True)
+class StudyMechanisms(Verb):
+    """Measure time, memory and error of every attention mechanism, in one table."""
+
+    example = "hdvpd study mechanisms --out runs/mechanisms"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings.toml and the tables."""
+    settings: Annotated[MechanismSettings, tyro.conf.arg(name="")] = field(
+        default_factory=MechanismSettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import mechanisms
+
+        mechanisms.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
+class StudyMasks(Verb):
+    """Draw every kind of mask: its graph, and its matrix."""
+
+    example = "hdvpd study masks --out runs/masks"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for masks.png."""
+    seed: int = 0
+    """Seed of graphs and walks."""
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Draw."""
+        from hdvpd.studies import mask_pictures
+
+        mask_pictures.main(self.out, self.seed)
+
+
+@dataclass(frozen=True)
 class Doctor(Verb):
     """Report the machine, the versions and what is missing, each with its remedy."""
 
@@ -499,6 +536,8 @@ VERBS: dict[str, type[Verb]] = {
     "study grf": StudyGrf,
     "study motifs": StudyMotifs,
     "study expressivity": StudyExpressivity,
+    "study mechanisms": StudyMechanisms,
+    "study masks": StudyMasks,
     "doctor": Doctor,
 }
 
