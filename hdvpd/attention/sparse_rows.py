@@ -118,7 +118,9 @@ def _entry_products(
 def _row_blocks(num_columns: int, *arrays: Array) -> tuple[JaxArray, ...]:
     """Cut arrays of one row per token into blocks of rows; rows of zeros fill up the last one."""
     num_rows = len(arrays[0])
-    block = max(1, min(num_rows, _BLOCK_SIZE // max(1, num_columns)))
+    # A power of two of them: rows of a power of two, the common case, then need no filling.
+    num_blocks = 1 << (max(0, num_rows * num_columns - 1) // _BLOCK_SIZE).bit_length()
+    block = max(1, -(-num_rows // num_blocks))
 
     def cut(array: Array) -> JaxArray:
         padded = jnp.pad(array, ((0, -num_rows % block), *((0, 0),) * (array.ndim - 1)))

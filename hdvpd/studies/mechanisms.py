@@ -95,8 +95,8 @@ def main(out: Path, settings: MechanismSettings) -> None:
     costs: list[Row] = []
     for name in names:
         costs += cost_rows(name, settings)
+        write_csv(out / "costs.csv", costs)  # after each, as they take minutes together
         print(f"measured {name}", flush=True)
-    write_csv(out / "costs.csv", costs)
     errors = {name: relative_error(name, _ERROR_TOKENS, settings) for name in names}
     table = summarize(costs, errors)
     write_csv(out / "table.csv", table)
