@@ -56,5 +56,5 @@ def peak_resident_bytes() -> int:
 
 def fitted_slope(x: Any, y: Any) -> float:
     """Return the exponent b of the least-squares fit y = a x^b."""
-    logs = (np.log(np.asarray(values, np.float64)) for values in (x, y))
-    return float(np.polyfit(*logs, 1)[0])
+    x, y = (np.log(np.asarray(values, np.float64)) for values in (x, y))
+    return float(np.polyfit(x, y, 1)[0])

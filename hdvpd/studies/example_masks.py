@@ -1,7 +1,7 @@
 """One mask of every kind, at any size, with the graph it is over: for pictures and measurements.
 
-Sizes are numbers of tokens, powers of two for hypercubes. Nodes are numbered so that neighbours
-are near each other in memory, as the particles of the encoder are.
+Sizes are numbers of tokens, powers of two for hypercubes. Nodes of irregular graphs are numbered in
+Z order, as the particles of the encoder are: neighbours are near each other in memory.
 """
 
 import math
@@ -30,6 +30,7 @@ from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.power_series import exponential
 from hdvpd.attention.walks import Walks, exact_walks, merged, sample_walks
+from hdvpd.geometry import z_order
 
 Edges = Int[np.ndarray, "edges 2"]
 Points = Float[np.ndarray, "t 2"]
@@ -97,7 +98,7 @@ def _streets(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, P
     """Return street crossings, a grid without a fifth of its edges; W_ij = 1 / sqrt(d_i d_j)."""
     edges, points = _grid(*grid_shape(num_tokens))
     edges = edges[rng.random(len(edges)) < 0.8]
-    points = points + rng.uniform(-0.3, 0.3, points.shape)
+    edges, points = _in_z_order(edges, points + rng.uniform(-0.3, 0.3, points.shape))
     sources, targets = np.concatenate([edges, edges[:, ::-1]]).T
     degrees = np.bincount(sources, minlength=num_tokens)
     weights = 1 / np.sqrt(degrees[sources] * degrees[targets])
@@ -106,11 +107,18 @@ def _streets(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, P
 
 def _neighbors(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, Points]:
     """Return points on a plane, from each an edge of weight 1/3 to its three nearest."""
-    _, points = _grid(*grid_shape(num_tokens))
-    points = points + rng.uniform(-0.6, 0.6, points.shape)
+    edges, points = _grid(*grid_shape(num_tokens))
+    _, points = _in_z_order(edges, points + rng.uniform(-0.6, 0.6, points.shape))
     found = np.asarray(KDTree(points).query(points, min(4, num_tokens))[1])[:, 1:]
     edges = np.stack([np.repeat(np.arange(num_tokens), found.shape[1]), found.ravel()], axis=1)
-    return edge_graph(num_tokens, *edges.T, np.full(len(edges), 1 / 3)), edges, points
+    graph = edge_graph(num_tokens, edges[:, 0], edges[:, 1], np.full(len(edges), 1 / 3))
+    return graph, edges, points
+
+
+def _in_z_order(edges: Edges, points: Points) -> tuple[Edges, Points]:
+    flat = np.pad(points, ((0, 0), (0, 1))).astype(np.float32)
+    order = np.asarray(z_order(flat, np.ones(len(points), bool)))
+    return np.argsort(order)[edges], points[order]
 
 
 def _random_trees(num_tokens: int, num_trees: int, rng: np.random.Generator) -> Edges:
@@ -166,11 +174,15 @@ def _grid_distance(num_tokens: int, rng: np.random.Generator) -> Example:
 
 
 def _class_token(num_tokens: int, rng: np.random.Generator) -> Example:
-    mask, edges, points = _grid_distance(num_tokens, rng)
+    del rng
+    shape = grid_shape(num_tokens)
+    edges, points = _grid(*shape)
     to_class = np.stack([np.zeros(num_tokens, int), 1 + np.arange(num_tokens)], axis=1)
     above = np.mean(points, 0, keepdims=True) + [[0, np.ptp(points[:, 1])]]
     return Example(
-        ClassTokenMask(mask), np.concatenate([to_class, 1 + edges]), np.concatenate([above, points])
+        ClassTokenMask(_grid_mask(*shape)),
+        np.concatenate([to_class, 1 + edges]),
+        np.concatenate([above, points]),
     )
 
 

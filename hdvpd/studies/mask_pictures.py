@@ -34,7 +34,7 @@ def main(out: Path, seed: int = 0) -> None:
     make_folder(out)
     rows = -(-len(KINDS) // _COLUMNS)
     figure = Figure(figsize=(3.6 * _COLUMNS, 2.0 * rows), layout="constrained")
-    parts = figure.subfigures(rows, _COLUMNS).flat
+    parts = np.asarray(figure.subfigures(rows, _COLUMNS)).flat
     for part, (name, kind) in zip(parts, KINDS.items(), strict=False):
         tokens = _CORNERS if kind.topology == "hypercube" else _TOKENS
         example = kind.make(tokens, np.random.default_rng(seed))
@@ -69,7 +69,8 @@ def layout(example: Example) -> Float[np.ndarray, "t 2"]:
 
 def _draw_graph(axes: Axes, example: Example, row: Float[np.ndarray, "t"], token: int) -> None:
     points = layout(example)
-    axes.add_collection(LineCollection(points[example.edges], colors="#b0b0b0", linewidths=0.6))
+    edges = list(points[example.edges])
+    axes.add_collection(LineCollection(edges, colors="#b0b0b0", linewidths=0.6))
     axes.scatter(*points.T, c=row, cmap=_COLORS, vmin=0, s=14, zorder=2)
     axes.scatter(*points[token], s=60, facecolors="none", edgecolors="#d55e00", zorder=3)
     axes.set_aspect("equal", adjustable="datalim")
