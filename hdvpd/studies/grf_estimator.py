@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hdvpd.allocator import keep_freed_memory
 from hdvpd.studies import grf_measurements as measure
 from hdvpd.studies.costs import fitted_slope
 from hdvpd.studies.grf_measurements import AD_HOC, COUPLINGS
@@ -54,6 +55,7 @@ def main(out: Path, seed: int = 0) -> None:
       UserError: `out` cannot be a folder.
     """
     make_folder(out)
+    keep_freed_memory()
     for part in PARTS:
         started = time.monotonic()
         rows = part.measure(seed)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.allocator import keep_freed_memory
 from hdvpd.array_typing import Array, Float
 from hdvpd.attention import dense
 from hdvpd.attention.causal import causal_attention
@@ -90,6 +91,7 @@ def main(out: Path, settings: MechanismSettings) -> None:
     """
     names = split_names(settings, "mechanisms", tuple(MECHANISMS))
     make_folder(out)
+    keep_freed_memory()  # as training does: time would go to clearing pages from 2^16 tokens on
     write_settings(out / "settings.toml", settings)
     started = time.monotonic()
     costs: list[Row] = []

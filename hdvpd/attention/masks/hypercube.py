@@ -11,7 +11,7 @@ from hdvpd.array_typing import Array, Float, pytree, static
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 
-# Bits per pass over the tokens, a matrix product. Sums and differences of single bits XLA fuses into
+# Bits per pass over the tokens, a matrix product. Sums and differences of single bits XLA fuses to
 # one loop over all tokens that computes every entry anew: 25 times the time for 4 times the tokens.
 _BITS = 5
 _PRECISION = jax.lax.Precision.HIGHEST
