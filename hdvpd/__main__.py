@@ -25,6 +25,7 @@ from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_to
 from hdvpd.members import COMPARED
 from hdvpd.studies.settings import (
     ExpressivitySettings,
+    MechanismSettings,
     MotifSettings,
     VideoSettings,
     VisionSettings,
@@ -522,6 +523,43 @@ class StudyVideo(Verb):
 
 
 @dataclass(frozen=True)
+class StudyMechanisms(Verb):
+    """Measure time, memory and error of every attention mechanism, in one table."""
+
+    example = "hdvpd study mechanisms --out runs/mechanisms"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings.toml and the tables."""
+    settings: Annotated[MechanismSettings, tyro.conf.arg(name="")] = field(
+        default_factory=MechanismSettings
+    )
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        from hdvpd.studies import mechanisms
+
+        mechanisms.main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
+class StudyMasks(Verb):
+    """Draw every kind of mask: its graph, and its matrix."""
+
+    example = "hdvpd study masks --out runs/masks"
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for masks.png."""
+    seed: int = 0
+    """Seed of graphs and walks."""
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Draw."""
+        from hdvpd.studies import mask_pictures
+
+        mask_pictures.main(self.out, self.seed)
+
+
+@dataclass(frozen=True)
 class Doctor(Verb):
     """Report the machine, the versions and what is missing, each with its remedy."""
 
@@ -550,6 +588,8 @@ VERBS: dict[str, type[Verb]] = {
     "study expressivity": StudyExpressivity,
     "study vision": StudyVision,
     "study video": StudyVideo,
+    "study mechanisms": StudyMechanisms,
+    "study masks": StudyMasks,
     "doctor": Doctor,
 }
 

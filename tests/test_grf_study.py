@@ -31,7 +31,7 @@ PUBLIC_ERRORS = {
     ("Erdos-Renyi 100, p = 0.5", "repelling-antithetic"): (0.0152, 0.0033),
 }
 
-EXPONENTS = tuple(range(1, 11))
+EXPONENTS = (3, 5, 7, 9, 11)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,12 @@ def test_relative_error_is_squared():
 
 
 def test_the_command_writes_tables_and_figures(tmp_path, monkeypatch, capsys):
-    quick = {"flops": lambda seed: measure.flop_counts(seed, exponents=EXPONENTS)}
+    def flops(seed):
+        return measure.attention_seconds(
+            seed, measure.flop_counts(seed, exponents=(10, 11, 12)), largest_softmax=2048
+        )
+
+    quick = {"flops": flops}
     parts = [
         part._replace(measure=quick[part.name])
         for part in grf_estimator.PARTS
@@ -124,8 +129,10 @@ def test_the_command_writes_tables_and_figures(tmp_path, monkeypatch, capsys):
     assert "4 nnz m d" in printed
     with (out / "flops.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["tokens"] for row in rows] == [str(2**exponent) for exponent in EXPONENTS]
-    assert [row["softmax"] for row in rows[:3]] == ["128", "512", "2048"]
+    assert [row["tokens"] for row in rows] == ["1024", "2048", "4096"]
+    assert rows[0]["softmax"] == str(4 * 1024**2 * 8)
+    assert [row["softmax seconds"] == "nan" for row in rows] == [False, False, True]
+    assert all(float(row["grf seconds"]) > 0 for row in rows)
     assert (out / "flops.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -11,7 +11,7 @@ from scipy.sparse import csgraph
 from hdvpd.attention.masks import trees
 from hdvpd.attention.masks.centroids import centroid_blocks
 from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, hankel_blocks
+from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask
 from hdvpd.errors import UserError
 
 FORMS = {"levels": lambda forest: (), "blocks": centroid_blocks}
@@ -147,7 +147,7 @@ def test_functions_of_the_distance_over_several_trees(form):
 def test_large_blocks_go_by_fourier_transform():
     edges = edges_of("caterpillar", 300)
     forest = edge_forest(300, edges)
-    blocks = hankel_blocks(forest)
+    blocks = centroid_blocks(forest)
     assert max(block.size for block in blocks) > 64
     values = np.random.default_rng(4).normal(size=forest.diameter + 1).astype(np.float32)
     check_mask(TreeMask(forest, values, blocks), of_distance(values, distances(300, edges)))
@@ -212,7 +212,7 @@ def test_columns_in_groups():
 def test_memory_of_gradients_is_not_quadratic():
     num_tokens = 2048
     forest = edge_forest(num_tokens, edges_of("path", num_tokens))
-    blocks = hankel_blocks(forest)
+    blocks = centroid_blocks(forest)
     x = np.ones((num_tokens, 1), np.float32)
 
     def exponential(rate, x):
@@ -226,11 +226,6 @@ def test_memory_of_gradients_is_not_quadratic():
         memory = compiled.memory_analysis()
         assert memory is not None
         assert memory.temp_size_in_bytes < 4 * num_tokens**2 / 4
-
-
-def test_level_arrays_are_chosen_for_short_paths_only():
-    assert hankel_blocks(edge_forest(6, np.arange(6).reshape(3, 2))) == ()
-    assert hankel_blocks(edge_forest(40, edges_of("path", 40)))
 
 
 def test_short_function_is_refused():

@@ -6,8 +6,8 @@ included, unless a row says otherwise.
 """
 
 import functools
-import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import jax
@@ -17,6 +17,7 @@ from scipy.spatial import KDTree
 
 from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.couplings import Coupling
+from hdvpd.attention.dense import softmax_attention
 from hdvpd.attention.graphs import (
     Graph,
     edge_graph,
@@ -25,8 +26,11 @@ from hdvpd.attention.graphs import (
     symmetric_weights,
     transition_graph,
 )
+from hdvpd.attention.grf import symmetric_walk_attention
+from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.power_series import exponential, power_series
-from hdvpd.attention.walks import Walks, sample_walks
+from hdvpd.attention.walks import Walks, merged, sample_walks
+from hdvpd.studies.costs import fastest
 from hdvpd.studies.outputs import Row
 
 COUPLINGS: tuple[Coupling, ...] = get_args(Coupling)
@@ -314,11 +318,6 @@ def coupling_errors(
     return rows
 
 
-def fitted_slope(x: Any, y: Any) -> float:
-    """Return the exponent b of the least-squares fit y = a x^b."""
-    return float(np.polyfit(np.log(_float64(x)), np.log(_float64(y)), 1)[0])
-
-
 def concentration(
     seed: int, *, walkers: tuple[int, ...] = (4, 16, 64), num_runs: int = 1024
 ) -> list[Row]:
@@ -417,39 +416,72 @@ def distinct_nodes(nodes: np.ndarray) -> np.ndarray:
     return 1 + (np.diff(np.sort(nodes, axis=1), axis=1) > 0).sum(1)
 
 
-def flop_counts(seed: int, *, exponents: tuple[int, ...] = tuple(range(1, 13))) -> list[Row]:
+def flop_counts(seed: int, *, exponents: Sequence[int] = range(1, 17)) -> list[Row]:
     """Count FLOP against tokens on a 1-D grid as in Fig. 3 of arXiv 2410.03462.
 
     n = 4, p = 0.5, d = m = 8, at most 16 hops, nonzeros counted from sampled walks. The counting
     rule: a multiply-add is 2 FLOP and the normaliser is not counted, so softmax attention is
     4 N^2 d, linear attention 4 N m d and symmetric GRF-masked attention 4 nnz m d.
     """
-    sizes = [2**exponent for exponent in exponents]
-    starts = np.cumsum([0, *sizes])
-    links = np.concatenate([np.arange(a, b - 1) for a, b in itertools.pairwise(starts)])
-    sources, targets = np.concatenate([links, links + 1]), np.concatenate([links + 1, links])
-    degrees = np.bincount(sources, minlength=starts[-1])
-    weights = 1 / np.sqrt(degrees[sources] * degrees[targets])
-    walks = sampled_walks(
-        edge_graph(int(starts[-1]), sources, targets, weights),
-        jax.random.key(seed),
-        num_walkers=4,
-        num_hops=16,
-        halting=0.5,
-        coupling="iid",
-    )
-    nonzeros = distinct_nodes(np.asarray(walks.nodes))
     width = 8
-    return [
-        {
-            "tokens": size,
-            "softmax": 4 * size**2 * width,
-            "linear": 4 * size * width**2,
-            "grf": int(4 * nonzeros[a : a + size].sum() * width**2),
-            "nonzeros per token": nonzeros[a : a + size].mean(),
+    rows: list[Row] = []
+    for exponent in exponents:
+        tokens = 2**exponent
+        nonzeros = int(path_walks(tokens, seed).num_entries.sum())
+        rows.append(
+            {
+                "tokens": tokens,
+                "softmax": 4 * tokens**2 * width,
+                "linear": 4 * tokens * width**2,
+                "grf": 4 * nonzeros * width**2,
+                "nonzeros per token": nonzeros / tokens,
+            }
+        )
+    return rows
+
+
+def path_walks(num_tokens: int, seed: int) -> Walks:
+    """Return the walks of Fig. 3 of arXiv 2410.03462 on a 1-D grid, merged."""
+    node = np.arange(num_tokens - 1)
+    sources, targets = np.concatenate([node, node + 1]), np.concatenate([node + 1, node])
+    degrees = np.bincount(sources, minlength=num_tokens)
+    weights = 1 / np.sqrt(degrees[sources] * degrees[targets])
+    graph = edge_graph(num_tokens, sources, targets, weights)
+    walk = functools.partial(sample_walks, graph, 4, 16, halting=0.5)
+    return merged(jax.jit(walk)(jax.random.key(seed)))
+
+
+def attention_seconds(seed: int, rows: Sequence[Row], *, largest_softmax: int = 4096) -> list[Row]:
+    """Add to the rows of `flop_counts` the time of each attention, NaN where softmax is too large.
+
+    Best of five calls, forward, one head, walks given; processor time over all threads, which a
+    busy machine hardly changes.
+    """
+    timed: list[Row] = []
+    for row in rows:
+        tokens = row["tokens"]
+        rng = np.random.default_rng(seed)
+        query, key, value = rng.random((3, tokens, 8), np.float32)
+        modulation = exponential(17).modulation.astype(np.float32)
+        walks = path_walks(tokens, seed)
+        calls: dict[str, Callable[[], Any]] = {
+            "linear": functools.partial(
+                jax.jit(linear_attention),
+                *(x[:, None] for x in (query, key, value)), np.ones(tokens, bool),
+            ),
+            "grf": functools.partial(
+                jax.jit(symmetric_walk_attention), query, key, value, modulation, walks
+            ),
+        }  # fmt: skip
+        if tokens <= largest_softmax:
+            calls["softmax"] = functools.partial(jax.jit(softmax_attention), query, key, value)
+        seconds = dict(zip(calls, fastest(list(calls.values()), 5), strict=True))
+        columns = {
+            f"{name} seconds": seconds[name].cpu if name in seconds else math.nan
+            for name in ("softmax", "linear", "grf")
         }
-        for size, a in zip(sizes, starts[:-1], strict=True)
-    ]
+        timed.append(row | columns)
+    return timed
 
 
 def nonzeros_against_walkers(seed: int) -> list[Row]:

@@ -65,6 +65,13 @@ def format_table(rows: Sequence[Row]) -> str:
     )
 
 
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Return the same as a table in Markdown."""
+    cells = [list(rows[0]), ["---"] * len(rows[0])]
+    cells += [[_cell(value) for value in row.values()] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
 def _cell(value: object) -> str:
     if isinstance(value, float | np.floating):
         return f"{value:.4g}"

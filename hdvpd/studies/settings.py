@@ -226,17 +226,60 @@ class VideoSettings(TransformerSettings):
         _require(self, "patch", fits, "a divisor of {} and {} pixels".format(*CLIP_SIZE))
 
 
+@dataclass(frozen=True)
+class MechanismSettings:
+    """The table of attention mechanisms: their costs, and their errors against dense forms."""
+
+    mechanisms: str = "all"
+    """Mechanisms, separated by commas."""
+    from_exponent: int = 10
+    """The smallest number of tokens, as a power of two."""
+    to_exponent: int = 16
+    """The largest number of tokens, as a power of two; four less for quadratic mechanisms, which
+    start two earlier."""
+    width: int = 8
+    """Features, and width of the values."""
+    rounds: int = 5
+    """Calls of which the fastest counts."""
+    peak_tokens: int = 65536
+    """Tokens where peak memory is measured; 0 leaves it out."""
+    peak_width: int = 64
+    """Features, and width of the values, where peak memory is measured."""
+    seed: int = 0
+    """Of graphs, walks and inputs."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        _require_positive(self, "width", "rounds", "peak_width")
+        _require(self, "from_exponent", self.from_exponent >= 5, "5 or more")
+        enough = self.to_exponent >= self.from_exponent + 3
+        _require(self, "to_exponent", enough, "three more than --from-exponent or more")
+        _require(self, "peak_tokens", self.peak_tokens >= 0, "no negative number")
+
+    @property
+    def exponents(self) -> range:
+        """Of the sizes at which mechanisms are measured."""
+        return range(self.from_exponent, self.to_exponent + 1)
+
+    @property
+    def quadratic_exponents(self) -> range:
+        """Of the sizes at which quadratic mechanisms are measured."""
+        return range(self.from_exponent - 2, self.to_exponent - 3)
+
+
 def split_words(text: str) -> tuple[str, ...]:
     """Return the words between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def split_names(settings: Any, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in a field, separated there by commas.
+    """Return the names in a field, separated there by commas; "all" stands for every known one.
 
     Raises:
       UserError: there is none, or one is not known.
     """
+    if getattr(settings, name) == "all":
+        return known
     found = split_words(getattr(settings, name))
     _require(settings, name, bool(found) and set(found) <= set(known), f"some of {','.join(known)}")
     return found

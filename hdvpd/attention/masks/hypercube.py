@@ -1,5 +1,8 @@
 """Masks over the corners of a hypercube, two of which are joined where one bit differs."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -7,13 +10,18 @@ from hdvpd.array_typing import Array, Float, is_known, pytree, static
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 
+# Bits per pass over the tokens, a matrix product. Sums and differences of single bits XLA fuses to
+# one loop over all tokens that computes every entry anew: 25 times the time for 4 times the tokens.
+_BITS = 5
+_PRECISION = jax.lax.Precision.HIGHEST
+
 
 @pytree
 class HypercubeMask(AbstractMask):
     """Heat kernel M = exp(-lambda L) of the hypercube with 2^q corners (arXiv 2107.07999).
 
     M_ij = ((1 + exp(-2 lambda)) / 2)^q tanh(lambda)^Hamming(i, j), the Kronecker power of the
-    kernel of one edge: one pass over the tokens per bit. Made by `hypercube_mask`.
+    kernel of one edge. Made by `hypercube_mask`.
 
     Attributes:
       diffusion_time: lambda, learnable; the identity at 0, all entries equal in the limit.
@@ -29,12 +37,16 @@ class HypercubeMask(AbstractMask):
         return 2**self.dimension
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
-        """Return M x in q passes y <- a y + b flip(y)."""
+        """Return M x, a few bits at a time, each with the kernel of a small hypercube."""
         stay = (1 + jnp.exp(-2 * self.diffusion_time)) / 2
         move = -jnp.expm1(-2 * self.diffusion_time) / 2
-        for bit in range(self.dimension):
-            pairs = x.reshape(-1, 2, 2**bit * x.shape[1])
-            x = (stay * pairs + move * pairs[:, ::-1]).reshape(x.shape)
+        edge = jnp.stack([jnp.stack([stay, move]), jnp.stack([move, stay])])
+        num_columns = x.shape[1]
+        for bit in range(0, self.dimension, _BITS):
+            kernel = functools.reduce(jnp.kron, [edge] * min(_BITS, self.dimension - bit))
+            groups = x.reshape(-1, len(kernel), 2**bit * num_columns)
+            product = jnp.einsum("ij,gjc->gic", kernel, groups, precision=_PRECISION)
+            x = product.reshape(-1, num_columns)
         return jnp.asarray(x)
 
     def dense(self) -> Float[Array, "t t"]:

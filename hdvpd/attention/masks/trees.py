@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
+from hdvpd.attention.masks.centroids import HankelBlocks
 from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
 from hdvpd.errors import UserError
 
@@ -56,8 +56,8 @@ class TreeMask(AbstractMask):
     Attributes:
       forest: the trees.
       values: f(0), f(1), ..., up to the diameter at least, of any sign.
-      blocks: of `hankel_blocks`, O(t log^2 t); without them the product goes by level arrays,
-        O(t diameter).
+      blocks: of `centroid_blocks`, O(t log^2 t). Without them the product goes by level arrays,
+        O(t diameter): a reference, slower on every shape measured, down to paths of no edge.
 
     Raises:
       UserError: f ends before the diameter.
@@ -90,17 +90,6 @@ class TreeMask(AbstractMask):
         hops = jnp.asarray(self.forest.parents >= 0, jnp.float32)
         distance, joined = distances(dataclasses.replace(self.forest, lengths=hops))
         return jnp.where(joined, jnp.asarray(self.values)[distance.astype(int)], 0.0)
-
-
-def hankel_blocks(forest: Forest) -> tuple[HankelBlocks, ...]:
-    """Return the blocks of a `TreeMask`, or none where level arrays are smaller, on the host.
-
-    They are where nearly all paths are of one or two edges: blocks have at most 2 log2(2t) entries
-    a token.
-    """
-    blocks = centroid_blocks(forest)
-    entries = sum(block.tokens.size for block in blocks)
-    return blocks if entries < forest.spans.size * (forest.diameter + 1) else ()
 
 
 # Both products are compiled whole: a scan outside of jit is compiled anew at every call.

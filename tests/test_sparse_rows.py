@@ -1,0 +1,39 @@
+"""Products in blocks of rows against the dense matrix, with their derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hdvpd.attention import sparse_rows
+
+
+@pytest.mark.parametrize("rows_per_block", [1, 3, 11])
+def test_products_in_blocks_are_those_with_the_dense_matrix(monkeypatch, rows_per_block):
+    # Sizes of no other test: programs already compiled would keep their blocks.
+    num_tokens, width = 11, 5
+    columns = rows_per_block + 1
+    monkeypatch.setattr(sparse_rows, "_BLOCK_SIZE", rows_per_block * columns)
+    rng = np.random.default_rng(0)
+    nodes = rng.integers(0, num_tokens, (num_tokens, width)).astype(np.int32)
+    num_entries = rng.integers(0, width + 1, num_tokens).astype(np.int32)
+    used = np.arange(width) < num_entries[:, None]
+    features = np.where(used, rng.normal(size=nodes.shape), 0).astype(np.float32)
+    x, out_bar = rng.normal(size=(2, num_tokens, columns)).astype(np.float32)
+
+    def dense(features):
+        rows = np.repeat(np.arange(num_tokens)[:, None], width, axis=1)
+        return jnp.zeros((num_tokens, num_tokens)).at[rows, nodes].add(features)
+
+    products = (
+        (sparse_rows.multiply, lambda features, x: dense(features) @ x),
+        (sparse_rows.multiply_transposed, lambda features, x: dense(features).T @ x),
+    )
+    for product, expected in products:
+        got, pull = jax.vjp(lambda f, x, p=product: p(f, nodes, num_entries, x), features, x)
+        wanted, pull_dense = jax.vjp(expected, features, x)
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+        (features_bar, x_bar), (wanted_features, wanted_x) = pull(out_bar), pull_dense(out_bar)
+        np.testing.assert_allclose(np.where(used, features_bar, 0),
+                                   np.where(used, wanted_features, 0), atol=1e-5)  # fmt: skip
+        np.testing.assert_allclose(x_bar, wanted_x, atol=1e-5)
