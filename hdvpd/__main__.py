@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -623,6 +624,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Who read the output has enough, as in `| head`. Nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _overview() -> str:

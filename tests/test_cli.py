@@ -290,3 +290,10 @@ def test_summary_names_a_video(tmp_path: Path) -> None:
     assert "train        2 min 05 s" in text
     assert str(tmp_path / "eval" / "videos" / "1.mp4") in text
     assert "1 more" in text
+
+
+def test_a_reader_of_the_output_may_leave():
+    """As `head` does; there is nobody to complain to."""
+    command = f"{sys.executable} -m hdvpd train --help | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == ""
