@@ -149,7 +149,7 @@ def test_apply_overrides_leaves_the_original() -> None:
         ("[train]\nclip_norm = inf", ["train.clip_norm = inf", "expected a finite number"]),
         ("[model]\nunet_channels = 8", ["model.unet_channels = 8", "each item an integer"]),
         ("[model]\nunet_channels = [8, 'a']", ['[8, "a"]', "expected an integer"]),
-        ("[model]\nlocal = 'gfr'", ["'grf', 'mp', 'none'", "the nearest is 'grf'"]),
+        ("[model]\nlocal = 'gfr'", ["'mp', 'none'", "the nearest is 'grf'"]),
         ("[data]\npath = 1979-05-27", ["data.path = ", "expected a text"]),
         ("[model]\nnum_heads = 3", ["model.num_heads = 3", "must divide model.latent_dim = 128"]),
         ("[render]\nfar = 0.05", ["render.near = 0.1", "render.far = 0.05"]),

@@ -300,11 +300,15 @@ def test_a_second_signal_stops_at_once(number: signal.Signals) -> None:
 def test_signals_are_given_back() -> None:
     from hdvpd.training.interrupts import StopSignals
 
-    before = signal.getsignal(signal.SIGINT)
-    with StopSignals() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.received == signal.SIGINT
-        assert stop.exit_status == 130
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+    # Whoever starts the tests in the background may have them ignore Ctrl-C.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.received == signal.SIGINT
+            assert stop.exit_status == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
