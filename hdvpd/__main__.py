@@ -604,7 +604,18 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 for success, 1 if a check failed, 2 for a mistake of the user.
     """
-    words = list(sys.argv[1:] if args is None else args)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if args is None else args))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the output has enough, as in `| head`. Nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
@@ -624,10 +635,6 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Who read the output has enough, as in `| head`. Nothing may be flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _overview() -> str:

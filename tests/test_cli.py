@@ -292,8 +292,9 @@ def test_summary_names_a_video(tmp_path: Path) -> None:
     assert "1 more" in text
 
 
-def test_a_reader_of_the_output_may_leave():
+@pytest.mark.parametrize("words", ["--help", "train --help"])
+def test_a_reader_of_the_output_may_leave(words):
     """As `head` does; there is nobody to complain to."""
-    command = f"{sys.executable} -m hdvpd train --help | true"
+    command = f"{sys.executable} -m hdvpd {words} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == ""
