@@ -32,7 +32,7 @@ def test_means_come_with_students_intervals_and_differences_are_paired():
     assert gkat["accuracy"] == pytest.approx(0.8)
     # Two values 0.2 apart: the mean's standard error is 0.1, the quantile tan(0.475 pi).
     assert gkat["+-"] == pytest.approx(0.1 * 12.7062, rel=1e-5)
-    assert gat["gkat minus it"] == pytest.approx(0.1)
+    assert gat["minus gkat"] == pytest.approx(-0.1)
     assert gat["+- of that"] == pytest.approx(0.0, abs=1e-12)
     assert gat["ms per epoch"] == pytest.approx(500)
     (axes,) = draw([gkat, gat], rows).axes
@@ -42,7 +42,7 @@ def test_means_come_with_students_intervals_and_differences_are_paired():
 def test_without_gkat_there_are_no_differences():
     (gat,) = summarize([_row("gat", 0, 0.6)])
     assert gat["accuracy"] == 0.6
-    assert str(gat["gkat minus it"]) == str(gat["+-"]) == "nan"
+    assert str(gat["minus gkat"]) == str(gat["+-"]) == "nan"
 
 
 TINY = ["--tasks", "cycle", "--graphs", "8", "--test-graphs", "4", "--tree-nodes", "12",
@@ -53,7 +53,7 @@ def test_the_command_writes_settings_runs_summary_and_figure(tmp_path, capsys):
     out = tmp_path / "study"
     words = ["--out", str(out), "--models", "gkat", "--seeds", "2", *TINY]
     assert main(["study", "motifs", *words]) == 0
-    assert "gkat minus it" in capsys.readouterr().out
+    assert "minus gkat" in capsys.readouterr().out
     settings = MotifSettings(**tomllib.loads((out / "settings.toml").read_text()))
     assert (settings.tasks, settings.seeds, settings.epochs) == ("cycle", 2, 2)
     with (out / "runs.csv").open() as file:

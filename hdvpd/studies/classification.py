@@ -22,7 +22,7 @@ from hdvpd.studies.outputs import (
     Row,
     format_table,
     make_folder,
-    mean_and_half_width,
+    paired_summary,
     write_csv,
     write_settings,
 )
@@ -244,34 +244,19 @@ def num_parameters(model: nnx.Module) -> int:
 
 
 def summarize(rows: list[Row], reference: str) -> list[Row]:
-    """Return means over seeds with half widths of 95 % intervals, per positions and variant.
+    """Return means over seeds per positions and variant, paired with a reference variant.
 
-    `minus REFERENCE` is the paired difference: a seed gives all variants the same split, batches
-    and weights.
+    A seed gives all variants the same split, batches and weights.
     """
-    of_run = {(row["positions"], row["variant"], row["seed"]): row["accuracy"] for row in rows}
-    summary: list[Row] = []
-    for positions, variant in dict.fromkeys((row["positions"], row["variant"]) for row in rows):
-        some = [row for row in rows if (row["positions"], row["variant"]) == (positions, variant)]
-        mean, half_width = mean_and_half_width([row["accuracy"] for row in some])
-        pairs = [(row["accuracy"], of_run.get((positions, reference, row["seed"]))) for row in some]
-        gains = [own - other for own, other in pairs if other is not None]
-        gain, gain_half_width = mean_and_half_width(gains) if gains else (math.nan, math.nan)
-        summary.append(
-            {
-                "positions": positions,
-                "variant": variant,
-                "seeds": len(some),
-                "accuracy": mean,
-                "+-": half_width,
-                f"minus {reference}": gain,
-                "+- of that": gain_half_width,
-                "train accuracy": np.mean([row["train accuracy"] for row in some]),
-                "parameters": some[0]["parameters"],
-                "seconds": np.median([row["seconds"] for row in some]),
-            }
-        )
-    return summary
+    return [
+        {
+            **columns,
+            "train accuracy": np.mean([row["train accuracy"] for row in some]),
+            "parameters": some[0]["parameters"],
+            "seconds": np.median([row["seconds"] for row in some]),
+        }
+        for columns, some in paired_summary(rows, "positions", "variant", reference)
+    ]
 
 
 def draw(summary: list[Row], rows: list[Row], title: str) -> Figure:

@@ -21,7 +21,7 @@ from hdvpd.studies.outputs import (
     Row,
     format_table,
     make_folder,
-    mean_and_half_width,
+    paired_summary,
     read_csv,
     write_csv,
     write_settings,
@@ -176,34 +176,20 @@ def make_learner(task: str, model: str, settings: MotifSettings, seed: int) -> A
 
 
 def summarize(rows: list[Row]) -> list[Row]:
-    """Return per task and model means over seeds, with half widths of 95 % intervals.
+    """Return means over seeds per task and model, paired with GKAT.
 
-    `gkat minus it` is the paired difference of accuracies: a seed gives all models the same graphs.
+    A seed gives all models the same graphs.
     """
-    accuracy = {(row["task"], row["model"], row["seed"]): row["accuracy"] for row in rows}
-    summary: list[Row] = []
-    for task, model in dict.fromkeys((row["task"], row["model"]) for row in rows):
-        some = [row for row in rows if (row["task"], row["model"]) == (task, model)]
-        mean, half_width = mean_and_half_width([row["accuracy"] for row in some])
-        pairs = [(accuracy.get((task, "gkat", row["seed"])), row["accuracy"]) for row in some]
-        gains = [gkat - other for gkat, other in pairs if gkat is not None]
-        gain, gain_half_width = mean_and_half_width(gains) if gains else (np.nan, np.nan)
-        summary.append(
-            {
-                "task": task,
-                "model": model,
-                "seeds": len(some),
-                "accuracy": mean,
-                "+-": half_width,
-                "gkat minus it": gain,
-                "+- of that": gain_half_width,
-                "train accuracy": np.mean([row["train accuracy"] for row in some]),
-                "parameters": some[0]["parameters"],
-                "epochs": np.mean([row["epochs"] for row in some]),
-                "ms per epoch": 1e3 * np.median([row["seconds per epoch"] for row in some]),
-            }
-        )
-    return summary
+    return [
+        {
+            **columns,
+            "train accuracy": np.mean([row["train accuracy"] for row in some]),
+            "parameters": some[0]["parameters"],
+            "epochs": np.mean([row["epochs"] for row in some]),
+            "ms per epoch": 1e3 * np.median([row["seconds per epoch"] for row in some]),
+        }
+        for columns, some in paired_summary(rows, "task", "model", "gkat")
+    ]
 
 
 def draw(summary: list[Row], rows: list[Row]) -> Figure:

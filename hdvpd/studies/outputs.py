@@ -87,3 +87,39 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
         return float(values[0]), math.nan
     spread = np.std(values, ddof=1) / math.sqrt(len(values))
     return float(np.mean(values)), float(stdtrit(len(values) - 1, 0.975) * spread)
+
+
+def paired_summary(
+    rows: Sequence[Row], group: str, entry: str, reference: str
+) -> list[tuple[Row, list[Row]]]:
+    """Return mean accuracies over seeds per group and entry, with half widths of 95 % intervals.
+
+    Args:
+      rows: runs, with columns `seed` and `accuracy`.
+      group: column within which entries are compared.
+      entry: column that names what is compared.
+      reference: entry that is subtracted from the others, seed by seed.
+
+    Returns:
+      For every group and entry a row and the runs it was made of. `minus REFERENCE` is the mean
+      paired difference; NaN where the reference was not run.
+    """
+    of_run = {(row[group], row[entry], row["seed"]): row["accuracy"] for row in rows}
+    summary = []
+    for place, name in dict.fromkeys((row[group], row[entry]) for row in rows):
+        some = [row for row in rows if (row[group], row[entry]) == (place, name)]
+        mean, half_width = mean_and_half_width([row["accuracy"] for row in some])
+        pairs = [(row["accuracy"], of_run.get((place, reference, row["seed"]))) for row in some]
+        gains = [own - other for own, other in pairs if other is not None]
+        gain, gain_half_width = mean_and_half_width(gains) if gains else (math.nan, math.nan)
+        columns = {
+            group: place,
+            entry: name,
+            "seeds": len(some),
+            "accuracy": mean,
+            "+-": half_width,
+            f"minus {reference}": gain,
+            "+- of that": gain_half_width,
+        }
+        summary.append((columns, some))
+    return summary
