@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from importing import RATE_HZ, in_own_process, write_robomimic
 
+from hdvpd.allocator import keep_freed_memory
 from hdvpd.config import DataConfig
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.loader import Loader
@@ -41,6 +42,7 @@ def write(folder: Path, frames: int) -> Path:
 def draw(path: Path, cores: int, threads: int, batches: int) -> tuple[float, float]:
     """Return batches per second of wall-clock and of CPU time (all threads together)."""
     os.sched_setaffinity(0, range(cores))
+    keep_freed_memory()  # as training does
     config = DataConfig(path=str(path), num_workers=threads, prefetch=2 * threads)
     dataset = Dataset(path)
     index = WindowIndex(dataset, "train", WINDOW)
