@@ -12,6 +12,7 @@ from hdvpd.attention.masks.sequences import PaddingMask
 @pytest.mark.parametrize("chunk", [1, 3, 4])
 def test_attention_equals_the_dense_form_whatever_the_chunk(monkeypatch, chunk):
     monkeypatch.setattr(masked, "_CHUNK_SIZE", chunk * 6 * 4)
+    monkeypatch.setattr(masked, "_COLUMNS", 1)
     check_attention(PaddingMask(np.ones(6, bool)), np.ones((6, 6)))
 
 

@@ -1,4 +1,4 @@
-"""Products in blocks of rows against the dense matrix, with their derivatives."""
+"""Products of sparse rows, in blocks and by host code, against the dense matrix; derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,32 @@ from hdvpd.attention import sparse_rows
 @pytest.mark.parametrize("rows_per_block", [1, 3, 11])
 def test_products_in_blocks_are_those_with_the_dense_matrix(monkeypatch, rows_per_block):
     # Sizes of no other test: programs already compiled would keep their blocks.
-    num_tokens, width = 11, 5
     columns = rows_per_block + 1
     monkeypatch.setattr(sparse_rows, "_BLOCK_SIZE", rows_per_block * columns)
+    monkeypatch.setattr(sparse_rows, "use_host_kernels", lambda _: False)
+    _check_products(11, columns)
+
+
+@pytest.mark.parametrize(("num_tokens", "columns"), [(1, 1), (13, 7), (40, 37)])
+def test_host_products_are_those_with_the_dense_matrix(monkeypatch, num_tokens, columns):
+    monkeypatch.setattr(sparse_rows, "use_host_kernels", lambda _: True)
+    _check_products(num_tokens, columns)
+
+
+def test_host_products_of_several_heads():
+    rng = np.random.default_rng(1)
+    nodes = rng.integers(0, 6, (6, 3)).astype(np.int32)
+    counts = np.full(6, 3, np.int32)
+    features = rng.normal(size=(2, 6, 3)).astype(np.float32)
+    x = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    for product in (sparse_rows.multiply, sparse_rows.multiply_transposed):
+        together = jax.vmap(lambda f, x, p=product: p(f, nodes, counts, x))(features, x)
+        apart = [product(f, nodes, counts, y) for f, y in zip(features, x, strict=True)]
+        np.testing.assert_array_equal(together, np.stack(apart))
+
+
+def _check_products(num_tokens, columns):
+    width = 5
     rng = np.random.default_rng(0)
     nodes = rng.integers(0, num_tokens, (num_tokens, width)).astype(np.int32)
     num_entries = rng.integers(0, width + 1, num_tokens).astype(np.int32)

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hdvpd.array_typing import Array, Float, Int, JaxArray
+from hdvpd.host import host_call, use_host_kernels
 
 # Numbers in a block of rows: 256 KiB of float32, about half of a second-level cache.
 _BLOCK_SIZE = 1 << 16
@@ -32,6 +34,8 @@ def multiply(
       num_entries: entries of each row that are in use.
       x: what to multiply.
     """
+    if _on_host(features, x):
+        return _call("multiply", x.shape, features, nodes, num_entries, x)
     return _multiply(features, nodes, num_entries, x)
 
 
@@ -43,7 +47,31 @@ def multiply_transposed(
     x: Float[Array, "t c"],
 ) -> Float[JaxArray, "t c"]:
     """Return Phi^T x; arguments as in `multiply`."""
+    if _on_host(features, x):
+        return _call("multiply_transposed", x.shape, features, nodes, num_entries, x)
     return _multiply_transposed(features, nodes, num_entries, x)
+
+
+def entry_products(
+    features: Float[Array, "t e"],
+    nodes: Int[Array, "t e"],
+    num_entries: Int[Array, "t"],
+    left: Float[Array, "t c"],
+    right: Float[Array, "t c"],
+) -> Float[JaxArray, "t e"]:
+    """Return left_i . right_j for every entry (i, j): how left . Phi right changes with it."""
+    if _on_host(features, left, right):
+        return _call("entry_products", nodes.shape, nodes, num_entries, left, right)
+    return _entry_products(features, nodes, num_entries, left, right)
+
+
+def _on_host(*arrays: Array) -> bool:
+    return use_host_kernels("auto") and all(array.dtype == np.float32 for array in arrays)
+
+
+def _call(name: str, shape: tuple[int, ...], *arguments: Array) -> JaxArray:
+    result = jax.ShapeDtypeStruct(shape, np.float32)
+    return host_call(f"hdvpd.attention.sparse_rows_host:{name}", [result], *arguments)[0]
 
 
 # The loops are compiled by themselves, for callers outside of a compiled program.
@@ -99,7 +127,6 @@ def _entry_products(
     left: Float[Array, "t c"],
     right: Float[Array, "t c"],
 ) -> Float[JaxArray, "t e"]:
-    """Return left_i . right_j for every entry (i, j): how left . Phi right changes with it."""
     right = jnp.asarray(right)
 
     def product(rows: tuple[JaxArray, ...]) -> JaxArray:
@@ -143,7 +170,7 @@ def _forward(features, nodes, num_entries, x):
 
 def _backward(saved, out_bar):
     features, nodes, num_entries, x = saved
-    features_bar = _entry_products(features, nodes, num_entries, out_bar, x)
+    features_bar = entry_products(features, nodes, num_entries, out_bar, x)
     x_bar = multiply_transposed(features, nodes, num_entries, out_bar)
     return features_bar, None, None, x_bar.astype(x.dtype)
 
@@ -154,7 +181,7 @@ def _transposed_forward(features, nodes, num_entries, x):
 
 def _transposed_backward(saved, out_bar):
     features, nodes, num_entries, x = saved
-    features_bar = _entry_products(features, nodes, num_entries, x, out_bar)
+    features_bar = entry_products(features, nodes, num_entries, x, out_bar)
     x_bar = multiply(features, nodes, num_entries, out_bar)
     return features_bar, None, None, x_bar.astype(x.dtype)
 

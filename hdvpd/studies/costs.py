@@ -1,5 +1,6 @@
 """What a call costs: its fastest time, its memory, and how both grow."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+_SECONDS = 0.05
 
 
 class Seconds(NamedTuple):
@@ -22,16 +25,23 @@ class Seconds(NamedTuple):
 def fastest(calls: Sequence[Callable[[], Any]], rounds: int) -> list[Seconds]:
     """Time calls in rounds that take turns, so that noise hits all alike.
 
-    One round before them, which compiles and warms up, does not count.
+    A round repeats each call for `_SECONDS`, as processor time of other threads is counted in
+    ticks of milliseconds. One round before them, which compiles and warms up, does not count.
     """
     best = [Seconds(np.inf, np.inf)] * len(calls)
+    repeats = [1] * len(calls)
     for round_ in range(1 + rounds):
         for index, call in enumerate(calls):
-            wall, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(call())
-            spent = Seconds(time.perf_counter() - wall, time.process_time() - cpu)
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(repeats[index]):
+                jax.block_until_ready(call())
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             if round_ > 0:
+                spent = Seconds(wall / repeats[index], cpu / repeats[index])
                 best[index] = Seconds(*map(min, best[index], spent))
+            else:
+                repeats[index] = math.ceil(_SECONDS / wall)
     return best
 
 

@@ -216,16 +216,20 @@ def _root_at_centers(num_tokens: int, edges: np.ndarray) -> tuple[np.ndarray, in
     return _walk_from(centers, edges, num_tokens)[1], int(from_one.max())
 
 
+def _joined(starts: np.ndarray, edges: np.ndarray, num_nodes: int) -> sparse.csr_array:
+    """Return the forest with one more node that joins all starts: one search serves all trees."""
+    rows = np.concatenate([edges[:, 0], np.full(len(starts), num_nodes)])
+    columns = np.concatenate([edges[:, 1], starts])
+    return sparse.csr_array(
+        (np.ones(len(rows)), (rows, columns)), shape=(num_nodes + 1, num_nodes + 1)
+    )
+
+
 def _walk_from(
     starts: np.ndarray, edges: np.ndarray, num_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return hops from the start of each tree, and parents on the way, -1 at the starts."""
-    # One more node joins all starts: one search then serves all trees.
-    rows = np.concatenate([edges[:, 0], np.full(len(starts), num_nodes)])
-    columns = np.concatenate([edges[:, 1], starts])
-    joined = sparse.csr_array(
-        (np.ones(len(rows)), (rows, columns)), shape=(num_nodes + 1, num_nodes + 1)
-    )
+    joined = _joined(starts, edges, num_nodes)
     hops, parents = csgraph.dijkstra(
         joined, directed=False, indices=num_nodes, return_predecessors=True, unweighted=True
     )
@@ -266,11 +270,15 @@ def _assign_slots(parents: np.ndarray) -> tuple[np.ndarray, int, int]:
     """Return the slot of each node, the number of chunks and their width."""
     nodes = np.flatnonzero(parents >= 0)
     edges = np.stack([nodes, parents[nodes]], axis=1)
-    level, _ = _walk_from(np.flatnonzero(parents < 0), edges, len(parents))
+    roots = np.flatnonzero(parents < 0)
+    level, _ = _walk_from(roots, edges, len(parents))
     sizes = np.bincount(level)
     width = -(-len(parents) // len(sizes))
     chunks = -(-sizes // width)
-    order = np.argsort(level, kind="stable")
+    # Level by level, and in each in the order of the parents: near slots then have near relatives.
+    order = csgraph.breadth_first_order(
+        _joined(roots, edges, len(parents)), len(parents), directed=False, return_predecessors=False
+    )[1:]
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     slots = width * (np.cumsum(chunks) - chunks)[level] + rank

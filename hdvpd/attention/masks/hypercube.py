@@ -42,9 +42,12 @@ class HypercubeMask(AbstractMask):
         move = -jnp.expm1(-2 * self.diffusion_time) / 2
         edge = jnp.stack([jnp.stack([stay, move]), jnp.stack([move, stay])])
         num_columns = x.shape[1]
-        for bit in range(0, self.dimension, _BITS):
-            kernel = functools.reduce(jnp.kron, [edge] * min(_BITS, self.dimension - bit))
-            groups = x.reshape(-1, len(kernel), 2**bit * num_columns)
+        # Passes of equal size: one more for a bit that is left over would double the memory read.
+        for bits in np.array_split(range(self.dimension), max(1, round(self.dimension / _BITS))):
+            if not len(bits):
+                continue
+            kernel = functools.reduce(jnp.kron, [edge] * len(bits))
+            groups = x.reshape(-1, len(kernel), 2 ** int(bits[0]) * num_columns)
             product = jnp.einsum("ij,gjc->gic", kernel, groups, precision=_PRECISION)
             x = product.reshape(-1, num_columns)
         return jnp.asarray(x)

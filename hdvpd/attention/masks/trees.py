@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.centroids import HankelBlocks
 from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
 from hdvpd.errors import UserError
+from hdvpd.host import host_call, use_host_kernels
 
-# Numbers in the largest temporary of a product: 64 MiB of float32.
-_CHUNK_SIZE = 1 << 24
+# Numbers in the largest temporary of a product, one column's at least: 4 MiB of float32.
+_CHUNK_SIZE = 1 << 20
 
 
 @pytree
@@ -126,10 +128,22 @@ def _multiply(
 def _exponential_sums(
     forest: Forest, exponents: Float[Array, "chunks width"], x: Float[Array, "t c"]
 ) -> tuple[Float[JaxArray, "slots c"], Float[JaxArray, "slots c"]]:
+    weights, sent = jnp.exp(exponents), put_tokens(forest, x)
+    if use_host_kernels("auto") and sent.dtype == np.float32:
+        results = [jax.ShapeDtypeStruct(sent.shape, np.float32)] * 2
+        function = "hdvpd.attention.masks.forests_host:weighted_path_sums"
+        structure = (
+            forest.above.reshape(-1),
+            forest.below.reshape(-1, 2),
+            forest.beside.reshape(-1),
+        )
+        inside, outside = host_call(function, results, weights.reshape(-1), *structure, sent)
+        return inside, outside
+
     def cross(weights: JaxArray, sent: JaxArray) -> JaxArray:
         return weights[:, None] * sent
 
-    return path_sums(forest, jnp.exp(exponents), cross, put_tokens(forest, x))
+    return path_sums(forest, weights, cross, sent)
 
 
 def _multiply_forward(forest, exponents, x):

@@ -1,0 +1,66 @@
+"""Compiled host code of the two passes over a forest (numba).
+
+Twin of `forests.path_sums` for edges that multiply what they carry. XLA's form takes a step per
+level, so that a path costs its number of nodes in steps; here every slot costs the same.
+
+`no_type_check` keeps the tests' shape checker from wrapping what numba has to compile.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from numba import prange
+
+from hdvpd.compiled import parallel_njit
+
+# Columns that one thread carries through both passes.
+_SLAB = 16
+
+
+@parallel_njit()
+@no_type_check
+def weighted_path_sums(
+    weights: np.ndarray,
+    above: np.ndarray,
+    below: np.ndarray,
+    beside: np.ndarray,
+    x: np.ndarray,
+    inside: np.ndarray,
+    outside: np.ndarray,
+) -> None:
+    """Fill in what `forests.path_sums` returns (slots, c); the structure is that of `Forest`.
+
+    Args:
+      weights: (slots,) factor of the edge from each slot to the one above.
+      above: (slots,), past the end if there is none, as below.
+      below: (slots, 2).
+      beside: (slots,).
+      x: (slots, c) what every slot sends.
+      inside: (slots, c).
+      outside: (slots, c).
+    """
+    num_slots, num_columns = x.shape
+    for slab in prange(-(-num_columns // _SLAB)):
+        start, end = slab * _SLAB, min(num_columns, (slab + 1) * _SLAB)
+        # Slots lie level after level from the roots on: children come after their parents.
+        for slot in range(num_slots - 1, -1, -1):
+            for column in range(start, end):
+                inside[slot, column] = x[slot, column]
+            for child in below[slot]:
+                if child < num_slots:
+                    for column in range(start, end):
+                        inside[slot, column] += weights[child] * inside[child, column]
+        for slot in range(num_slots):
+            parent, sibling = above[slot], beside[slot]
+            if parent == num_slots:
+                for column in range(start, end):
+                    outside[slot, column] = 0.0
+                continue
+            for column in range(start, end):
+                outside[slot, column] = weights[slot] * (
+                    x[parent, column] + outside[parent, column]
+                )
+            if sibling < num_slots:
+                share = weights[slot] * weights[sibling]
+                for column in range(start, end):
+                    outside[slot, column] += share * inside[sibling, column]
