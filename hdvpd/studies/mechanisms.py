@@ -4,10 +4,10 @@ Costs are those of one forward call for one head, m features and values of width
 walks and decompositions given:
 
 - time: the fastest of several rounds. Exponents are fitted to processor time, which a busy machine
-  hardly changes, over the upper half of the sizes, where what a call costs whatever its size no
-  longer counts. Wall time is in the CSV.
+  hardly changes, over all sizes, and once more over their upper half: there what a call costs
+  whatever its size no longer counts, but caches that overflow do. Wall time is in the CSV.
 - memory: XLA's plan of arguments, temporaries and results, the mask's own arrays among them, fitted
-  over the same sizes. `masked_linear_attention` stops growing where its chunks are full.
+  over the upper half.
 - peak memory: resident memory of a process of its own that makes everything and attends once.
 
 The error is the largest difference from float64 attention with the mask's dense form, over the
@@ -156,7 +156,7 @@ def relative_error(name: str, num_tokens: int, settings: MechanismSettings) -> f
 
 
 def summarize(costs: Sequence[Row], errors: dict[str, float]) -> list[Row]:
-    """Return the table: exponents over the upper half of the sizes, and whether they are in bars.
+    """Return the table: exponents, and whether those of time over all sizes are in their bars.
 
     Args:
       costs: rows of `cost_rows`, of each mechanism from the smallest size to the largest.
@@ -168,7 +168,12 @@ def summarize(costs: Sequence[Row], errors: dict[str, float]) -> list[Row]:
         upper = rows[len(rows) // 2 :] if len(rows) > 3 else rows
         sizes = [row["tokens"] for row in upper]
         cost, last = MECHANISMS[name].cost, rows[-1]
-        growth = fitted_slope(sizes, [row["processor seconds"] for row in upper])
+        growth, growth_above = (
+            fitted_slope(
+                [row["tokens"] for row in fitted], [row["processor seconds"] for row in fitted]
+            )
+            for fitted in (rows, upper)
+        )
         bar = BARS.get(cost)
         table.append(
             {
@@ -176,6 +181,7 @@ def summarize(costs: Sequence[Row], errors: dict[str, float]) -> list[Row]:
                 "topology": MECHANISMS[name].topology,
                 "cost": cost,
                 "exponent of time": growth,
+                "upper half": growth_above,
                 "bar": "" if bar is None else f"{bar:g} {'kept' if growth <= bar else 'missed'}",
                 "exponent of memory": fitted_slope(sizes, [row["bytes"] for row in upper]),
                 "relative error": error,
