@@ -15,7 +15,6 @@ import concurrent.futures
 import io
 import json
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from PIL import Image
 from hdvpd.data.importers.base import Options
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.lerobot import LeRobotSource
+from hdvpd.studies.costs import peak_resident_bytes
 
 RATE_HZ = 20.0
 CAMERAS = ("front", "side")
@@ -257,7 +257,7 @@ def measure(name: str, source: Path, options: dict[str, Any], repeats: int) -> t
         import_dataset(name, source, out, step_s=1 / RATE_HZ, **options)
         wall.append(time.perf_counter() - start[0])
         cpu.append(time.process_time() - start[1])
-    return min(wall), min(cpu), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return min(wall), min(cpu), peak_resident_bytes() / 2**20
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
