@@ -7,6 +7,7 @@ what it needs. A user's mistake ends with one line and exit status 2; `--debug` 
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import inspect
 import io
 import os
@@ -445,12 +446,29 @@ class StudyGrf(Verb):
 
 
 @dataclass(frozen=True)
-class StudyMotifs(Verb):
+class Study(Verb):
+    """A study with settings."""
+
+    module: ClassVar[str]
+    """Its `main` takes folder and settings."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder to write to."""
+    settings: Any
+
+    def run(self, flags: Sequence[str]) -> None:
+        """Run the study."""
+        importlib.import_module(self.module).main(self.out, self.settings)
+
+
+@dataclass(frozen=True)
+class StudyMotifs(Study):
     """Train GKAT and graph networks to find motifs and cycles: table and figure.
 
     Of the networks only gkat runs without the extra `graphs`.
     """
 
+    module = "hdvpd.studies.motifs"
     example = "hdvpd study motifs --out runs/motifs"
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -459,17 +477,12 @@ class StudyMotifs(Verb):
         default_factory=MotifSettings
     )
 
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import motifs
-
-        motifs.main(self.out, self.settings)
-
 
 @dataclass(frozen=True)
-class StudyExpressivity(Verb):
+class StudyExpressivity(Study):
     """Measure which graphs of equal Weisfeiler-Lehman colours masked attention tells apart."""
 
+    module = "hdvpd.studies.expressivity"
     example = "hdvpd study expressivity --out runs/expressivity"
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -478,17 +491,12 @@ class StudyExpressivity(Verb):
         default_factory=ExpressivitySettings
     )
 
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import expressivity
-
-        expressivity.main(self.out, self.settings)
-
 
 @dataclass(frozen=True)
-class StudyVision(Verb):
+class StudyVision(Study):
     """Compare attention and masks in small vision transformers on digits: table and figure."""
 
+    module = "hdvpd.studies.vision"
     example = "hdvpd study vision --out runs/vision"
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -497,17 +505,12 @@ class StudyVision(Verb):
         default_factory=VisionSettings
     )
 
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import vision
-
-        vision.main(self.out, self.settings)
-
 
 @dataclass(frozen=True)
-class StudyVideo(Verb):
+class StudyVideo(Study):
     """Compare attention and masks in video transformers on simulated clips: table and figure."""
 
+    module = "hdvpd.studies.video"
     example = "hdvpd study video --out runs/video"
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -516,17 +519,12 @@ class StudyVideo(Verb):
         default_factory=VideoSettings
     )
 
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import video
-
-        video.main(self.out, self.settings)
-
 
 @dataclass(frozen=True)
-class StudyMechanisms(Verb):
+class StudyMechanisms(Study):
     """Measure time, memory and error of every attention mechanism, in one table."""
 
+    module = "hdvpd.studies.mechanisms"
     example = "hdvpd study mechanisms --out runs/mechanisms"
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -534,12 +532,6 @@ class StudyMechanisms(Verb):
     settings: Annotated[MechanismSettings, tyro.conf.arg(name="")] = field(
         default_factory=MechanismSettings
     )
-
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import mechanisms
-
-        mechanisms.main(self.out, self.settings)
 
 
 @dataclass(frozen=True)
