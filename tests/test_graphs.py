@@ -76,6 +76,13 @@ def test_more_neighbours_than_real_particles_stay_row_stochastic():
         (lambda: matrix_graph(np.array([[0.0, np.nan], [1.0, 0.0]])), ["0 -> 1", "nan"]),
         (lambda: matrix_graph(np.ones((3, 3)), width=2), ["width = 2", "3"]),
         (lambda: edge_graph(2, np.array([0]), np.array([2]), np.array([1.0])), ["2", "0 to 1"]),
+        (lambda: matrix_graph(np.zeros((0, 0))), ["num_tokens = 0", "at least one node"]),
+        (
+            lambda: symmetric_weights(np.array([[0.0, 1.0], [0.0, 0.0]])),
+            ["A[0, 1] = 1", "A[1, 0] = 0", "symmetric"],
+        ),
+        (lambda: symmetric_weights(np.array([[1.0, -1.0], [-1.0, 1.0]])), ["-1 to 1", "Laplacian"]),
+        (lambda: symmetric_weights(np.array([[np.nan]])), ["nan", "finite"]),
     ],
 )
 def test_bad_graphs_are_named(build, parts):

@@ -12,8 +12,9 @@ import scenes
 from flax import nnx
 
 from hdvpd.attention import walks_pallas
+from hdvpd.attention.graphs import edge_graph
 from hdvpd.attention.grf import walk_attention
-from hdvpd.attention.walks import exact_walks
+from hdvpd.attention.walks import exact_walks, sample_walks
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.graph_attention import GraphAttention
 
@@ -71,6 +72,49 @@ def test_equals_twenty_seven_sampled_repelling_walks(kernels):
         shares = references.repelling_walks(neighbors, 3, 27, np.random.default_rng(seed))
         mask = np.einsum("l,lij->ij", MODULATION, shares)
         np.testing.assert_allclose(out, references.masked_attention(*inputs, mask), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("coupling", "form"),
+    [("iid", "xla"), ("antithetic", "host"), ("repelling", "pallas"),
+     ("repelling-antithetic", "host")],
+)  # fmt: skip
+def test_equals_the_dense_form_for_the_same_sampled_walks(coupling, form):
+    # A directed graph with a loop, a double edge, an isolated node and a dead end.
+    edges = np.array([[1, 1], [1, 2], [1, 2], [2, 3], [3, 2], [4, 0], [4, 1]])
+    graph = edge_graph(6, *edges.T, np.array([0.3, 0.4, 0.2, 0.9, 0.5, 0.7, 0.6]))
+    build = jax.jit(lambda key: sample_walks(graph, 4, 3, key, halting=0.3, coupling=coupling,
+                                             kernels=form))  # fmt: skip
+    walks = build(jax.random.key(2))
+    inputs = random_inputs(6)
+    mask = np.zeros((6, 6))
+    loads = np.float64(walks.loads) @ np.float64(MODULATION)
+    np.add.at(mask, (np.arange(6)[:, None], np.asarray(walks.nodes)), loads)
+    out = np.asarray(walk_attention(*inputs, MODULATION, walks, form))
+    np.testing.assert_allclose(out, references.masked_attention(*inputs, mask), atol=1e-5)
+    np.testing.assert_allclose(out[[0, 5]], inputs[2][[0, 5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", [*KERNELS, "pallas"])
+def test_half_precision_inputs_are_summed_in_float32(form):
+    inputs, neighbors = random_inputs(24), surface_neighbors(24)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in inputs]
+
+    def total(*inputs):
+        return attend(*inputs, MODULATION, neighbors, form).sum()
+
+    out = attend(*half, MODULATION, neighbors, form)
+    assert out.dtype == jnp.float32
+    rounded = [np.float64(x) for x in half]
+    np.testing.assert_allclose(out, dense(*rounded, MODULATION, neighbors), atol=1e-5)
+    for grad, expected in zip(
+        jax.grad(total, (0, 1, 2))(*half),
+        jax.grad(total, (0, 1, 2))(*(x.astype(jnp.float32) for x in half)),
+        strict=True,
+    ):
+        assert grad.dtype == jnp.bfloat16
+        # Only the result is rounded, to 8 bits.
+        np.testing.assert_allclose(np.float32(grad), expected, rtol=2**-8, atol=1e-6)
 
 
 def test_weights_are_positive_and_sum_to_one(kernels):

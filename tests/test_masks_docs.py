@@ -1,9 +1,13 @@
-"""The examples of docs/masks.md run, one after the other, and its picture is there."""
+"""The examples of docs/masks.md run; what it and docs/equations.md name is there."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "masks.md"
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "masks.md"
+EQUATIONS = ROOT / "docs" / "equations.md"
 
 
 def test_the_examples_run():
@@ -13,7 +17,34 @@ def test_the_examples_run():
     assert names["out"].shape == (192, 8)  # type: ignore[attr-defined]
 
 
-def test_linked_files_exist():
-    links = re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text())
+@pytest.mark.parametrize("page", [PAGE, EQUATIONS], ids=["masks", "equations"])
+def test_linked_files_exist(page):
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
     assert len(links) > 10
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def defined(folder):
+    """Return the names of all functions and classes in a folder's files."""
+    return {
+        name
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"^ *(?:def|class) (\w+)", path.read_text(), re.MULTILINE)
+    }
+
+
+def test_every_equation_names_code_and_tests_that_exist():
+    rows = [
+        line.strip("| \n").split(" | ")
+        for line in EQUATIONS.read_text().splitlines()
+        if line.startswith("| ") and not line.startswith("| item")
+    ]
+    # Errata have two columns.
+    code, tests = defined("hdvpd"), defined("tests")
+    rows = [row for row in rows if len(row) != 2]
+    assert len(rows) > 30
+    for row in rows:
+        where, shown = row[-2:]
+        missing = set(re.findall(r"`(\w+)", where)) - code
+        missing |= set(re.findall(r"`(test_\w+)`", shown)) - tests
+        assert not missing, row[0]

@@ -130,8 +130,9 @@ def generator_matrix(adjacency, generator):
 
 @pytest.mark.parametrize(
     ("generator", "time"),
-    [("laplacian", 0.0), ("laplacian", 4.0), ("walk", 4.0), ("adjacency", 0.7)],
-)
+    [("laplacian", 0.0), ("walk", 0.0), ("adjacency", 0.0), ("laplacian", 4.0), ("walk", 4.0),
+     ("adjacency", 0.7)],
+)  # fmt: skip
 def test_diffusion_is_the_matrix_exponential(generator, time):
     adjacency = weighted_adjacency()
     matrix = generator_matrix(adjacency, generator)
@@ -232,6 +233,10 @@ def test_a_traced_time_is_cut_to_its_bounds():
         ({"time": 100.0, "generator": "adjacency"}, "too large for float32"),
         ({"graph": directed_graph()}, "A[0, 4] = 0 but A[4, 0] = 0.7"),
         ({"graph": matrix_graph(-weighted_adjacency())}, "weights >= 0"),
+        ({"graph": SymmetricPart(matrix_graph(-weighted_adjacency()))}, "weights >= 0"),
+        # A Laplacian in the place of A, one that is not symmetric too.
+        ({"graph": matrix_graph(generator_matrix(weighted_adjacency(), "laplacian"))}, "Laplacian"),
+        ({"graph": matrix_graph(generator_matrix(weighted_adjacency(), "walk"))}, "Laplacian"),
     ],
 )
 def test_impossible_diffusions_are_refused(arguments, part):
@@ -274,6 +279,18 @@ def test_walk_masks_are_products_of_their_features():
     for mask, oracle in ((left, phi), (WalkMask(left, left), phi @ phi.T),
                          (WalkMask(left, right), phi @ psi.T)):  # fmt: skip
         check_mask(mask, oracle)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_features_of_two_modulations_have_their_convolution_as_mask(directed):
+    # Phi_1 Phi_2^T with f_1 * f_2 = alpha; keys without walks, f_2 = (1, 0, 0), need no symmetry.
+    graph = directed_graph() if directed else matrix_graph(symmetric_weights(weighted_adjacency()))
+    walks = exact_walks(graph, 2, "host")
+    one, two = MODULATION, np.float32([1, 0, 0] if directed else [0.8, 0.5, 0.3])
+    matrix = graph_matrix(graph)
+    alpha = np.convolve(np.float64(one), np.float64(two))
+    oracle = sum(c * np.linalg.matrix_power(matrix, k) for k, c in enumerate(alpha))
+    check_mask(WalkMask(walk_rows(walks, one), walk_rows(walks, two)), oracle)
 
 
 def test_walk_masks_differentiate_in_their_modulation():
@@ -377,3 +394,33 @@ def test_rwgnk_at_its_edges():
     assert slope > 0
     with pytest.raises(UserError, match=r"decay = -0.1"):
         rwgnk_mask(walks, jnp.float32(-0.1))
+
+
+# Graphs in several parts --------------------------------------------------------------------------
+
+
+@functools.cache
+def parts_masks():
+    """Return every mask of a graph of two parts, three and four nodes."""
+    adjacency = scipy.linalg.block_diag(measure.grid(1, 3), measure.grid(2, 2))
+    graph, weights = matrix_graph(adjacency), matrix_graph(symmetric_weights(adjacency))
+    rows = walk_rows(sample_walks(weights, 3, 2, jax.random.key(0), kernels="xla"), MODULATION)
+    visits = exact_walks(transition_graph(graph), 3, "host")
+    return {
+        **{generator: diffusion_mask(graph, 0.9, generator) for generator in GENERATORS},
+        "power series": PowerSeriesMask(weights, MODULATION),
+        "one-sided walks": rows,
+        "walks": WalkMask(rows, rows),
+        "RWGNK": rwgnk_mask(visits, jnp.float32(0.6)),
+    }
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, "power series", "one-sided walks", "walks", "RWGNK"])
+def test_parts_of_a_graph_do_not_see_each_other(name):
+    mask = parts_masks()[name]
+    matrix = np.asarray(mask @ np.eye(7, dtype=np.float32))
+    np.testing.assert_array_equal(matrix[:3, 3:], 0)
+    np.testing.assert_array_equal(matrix[3:, :3], 0)
+    # No row is lost: each part attends within itself.
+    ones, value = np.ones((7, 1), np.float32), np.float32([[1]] * 3 + [[2]] * 4)
+    np.testing.assert_allclose(masked_linear_attention(ones, ones, value, mask), value, rtol=1e-5)

@@ -16,10 +16,21 @@ def heat_kernel(num_tokens, diffusion_time):
     return expm(-diffusion_time * (np.diag(joined.sum(1)) - joined))
 
 
-@pytest.mark.parametrize(("num_tokens", "diffusion_time"), [(1, 0.5), (2, 0.0), (64, 0.3)])
+# 64 corners take one pass over their bits, 256 two.
+@pytest.mark.parametrize(
+    ("num_tokens", "diffusion_time"), [(1, 0.5), (2, 0.0), (64, 0.3), (256, 0.2)]
+)
 def test_product_and_dense_form(num_tokens, diffusion_time):
     mask = hypercube_mask(num_tokens, diffusion_time)
     check_mask(mask, heat_kernel(num_tokens, diffusion_time))
+
+
+def test_diffusion_times_add_and_heat_is_kept():
+    x = np.random.default_rng(1).normal(size=(16, 2)).astype(np.float32)
+    twice = hypercube_mask(16, 0.5) @ (hypercube_mask(16, 0.7) @ x)
+    np.testing.assert_allclose(hypercube_mask(16, 1.2) @ x, twice, atol=1e-6)
+    np.testing.assert_array_equal(hypercube_mask(16, 0.0) @ x, x)
+    np.testing.assert_allclose(hypercube_mask(16, 1.2).dense().sum(1), 1, rtol=1e-6)
 
 
 def test_attention():

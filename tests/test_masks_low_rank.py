@@ -31,6 +31,11 @@ def test_gradient_with_respect_to_the_factors():
     check_gradient(loss, rng.uniform(0.2, 1, (2, 4, 2)))
 
 
+def test_factors_without_tokens_are_refused():
+    with pytest.raises(UserError, match="over no tokens"):
+        LowRankMask(np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32))
+
+
 def test_factors_of_different_shape_are_refused():
     with pytest.raises(UserError, match="both must be"):
         LowRankMask(np.ones((4, 2), np.float32), np.ones((4, 3), np.float32))

@@ -170,7 +170,13 @@ def test_large_blocks_go_by_fourier_transform():
     blocks = centroid_blocks(forest)
     assert max(block.size for block in blocks) > 64
     values = np.random.default_rng(4).normal(size=forest.diameter + 1).astype(np.float32)
-    check_mask(TreeMask(forest, values, blocks), of_distance(values, distances(300, edges)))
+    distance = distances(300, edges).astype(int)
+    check_mask(TreeMask(forest, values, blocks), of_distance(values, distance))
+    # The product is linear in f: its derivative sums the pairs of tokens at each distance.
+    x, weights = np.random.default_rng(5).normal(size=(2, 300, 1)).astype(np.float32)
+    got = jax.grad(lambda f: jnp.vdot(weights, TreeMask(forest, f, blocks) @ x))(values)
+    expected = np.bincount(distance.ravel(), (weights @ x.T).ravel())
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_two_parts_of_a_tree_interact_through_the_node_they_share():
@@ -246,6 +252,11 @@ def test_memory_of_gradients_is_not_quadratic():
         memory = compiled.memory_analysis()
         assert memory is not None
         assert memory.temp_size_in_bytes < 4 * num_tokens**2 / 4
+
+
+def test_empty_function_is_refused_of_one_token():
+    with pytest.raises(UserError, match="0 values, but distances reach 0: give 1"):
+        TreeMask(edge_forest(1, np.zeros((0, 2), int)), np.zeros(0, np.float32))
 
 
 def test_short_function_is_refused():

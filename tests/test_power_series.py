@@ -13,6 +13,7 @@ from hdvpd.errors import UserError
 SERIES = {
     "exp": series.exponential(12),
     "exp 0.25": series.exponential(12, time=0.25),
+    "exp -0.5": series.exponential(12, time=-0.5),
     "heat": series.heat(12, time=1.7),
     "inverse 1": series.inverse_power(12, 1.0),
     "inverse 2": series.inverse_power(12, 2.0),
@@ -40,6 +41,7 @@ def test_closed_forms_of_the_papers_table():
     expected = {
         "exp": (1 / factorial, 1 / (2.0**order * factorial)),
         "exp 0.25": (0.25**order / factorial, 0.125**order / factorial),
+        "exp -0.5": ((-0.5) ** order / factorial, (-0.25) ** order / factorial),
         "heat": (np.exp(-1.7) * 1.7**order / factorial, heat),
         "inverse 1": (np.ones(12), odd / even),
         "inverse 2": (order + 1, np.ones(12)),

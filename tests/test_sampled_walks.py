@@ -35,15 +35,16 @@ def sample(graph, key, num_walkers, *, num_hops=3, halting=0.0, coupling="repell
     )
 
 
-def surface_graph(num_tokens=40, seed=1):
+def surface_graph(num_tokens=40, seed=1, k=3):
     points = np.random.default_rng(seed).uniform(size=(num_tokens, 3)) * [1, 1, 0]
-    found = references.nearest(points, points, 3, exclude_self=True)[0]
+    found = references.nearest(points, points, k, exclude_self=True)[0]
     return scenes.list_graph(found.astype(np.int32))
 
 
 def relative_error(walks, graph):
-    truth = power_series(graph_matrix(graph), np.ones(4))
-    return np.sqrt(measure.relative_error(feature_matrix(walks, ONES), truth))
+    ones = np.ones(walks.loads.shape[-1], np.float32)
+    truth = power_series(graph_matrix(graph), np.float64(ones))
+    return np.sqrt(measure.relative_error(feature_matrix(walks, ones), truth))
 
 
 # Loads (W3) ---------------------------------------------------------------------------------------
@@ -74,26 +75,36 @@ PUBLIC_LOADS = {
 
 
 @pytest.mark.parametrize("weighting", [0, 1])
-def test_loads_of_fixed_walks_are_the_public_programs(weighting):
+# The public program computes in float64: in that type ours has its numbers, in float32 (W8) close.
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-15)])
+def test_loads_of_fixed_walks_are_the_public_programs(weighting, dtype, rtol):
+    with jax.enable_x64(dtype == np.float64):
+        check_public_loads(weighting, dtype, rtol)
+
+
+def check_public_loads(weighting, dtype, rtol):
     adjacency = measure.grid(3, 3)
     source, target = np.mgrid[:9, :9]
     unequal = adjacency * (1 + (7 * source + 3 * target) % 5) / 10
-    graph = jax.tree.map(
-        jnp.asarray, matrix_graph((symmetric_weights(adjacency), unequal)[weighting])
-    )
+    matrix = (symmetric_weights(adjacency), unequal)[weighting]
+    graph = matrix_graph(matrix)
+    weights = np.take_along_axis(matrix, graph.neighbors, axis=1).astype(dtype)
+    graph = jax.tree.map(jnp.asarray, dataclasses.replace(graph, weights=weights))
     paths = np.array(list(PUBLIC_LOADS))
     walkers = Walkers(
-        nodes=jnp.asarray(paths[:, 0], jnp.int32), loads=jnp.ones(3), alive=jnp.ones(3, bool)
+        nodes=jnp.asarray(paths[:, 0], jnp.int32),
+        loads=jnp.ones(3, dtype),
+        alive=jnp.ones(3, bool),
     )
     loads = [walkers.loads]
+    one_hop = jax.jit(move, static_argnums=4)
     for here, there in itertools.pairwise(paths.T):
         slots = np.argmax(np.asarray(graph.neighbors)[here] == there[:, None], axis=1)
-        walkers = move(graph, walkers, jnp.asarray(slots), walkers.alive, 0.3)
+        walkers = one_hop(graph, walkers, jnp.asarray(slots), walkers.alive, 0.3)
         np.testing.assert_array_equal(walkers.nodes, there)
         loads.append(walkers.loads)
     expected = [both[weighting] for both in PUBLIC_LOADS.values()]
-    # The public program computes in float64, ours in float32 (W8).
-    np.testing.assert_allclose(np.stack(loads, axis=1), expected, rtol=1e-6)
+    np.testing.assert_allclose(np.stack(loads, axis=1), expected, rtol=rtol)
 
 
 def test_walkers_that_stopped_stay_and_keep_their_load():
@@ -189,6 +200,19 @@ def test_twenty_seven_repelling_walkers_are_exact_on_three_neighbours():
     assert relative_error(sample(graph, fixed_key(), 27), graph) < 1e-6
 
 
+@pytest.mark.parametrize(("k", "num_hops", "num_walkers"), [(3, 3, 54), (2, 4, 16), (4, 2, 16)])
+def test_multiples_of_all_paths_are_exact(k, num_hops, num_walkers):
+    graph = surface_graph(k=k)
+    walks = sample(graph, fixed_key(), num_walkers, num_hops=num_hops)
+    assert relative_error(walks, graph) < 1e-6
+
+
+@pytest.mark.parametrize("num_walkers", [9, 26])
+def test_other_numbers_of_walkers_are_not_exact(num_walkers):
+    graph = surface_graph()
+    assert 5e-3 < relative_error(sample(graph, fixed_key(), num_walkers), graph) < 2e-1
+
+
 def test_exactness_needs_equal_weights_and_equal_degrees():
     graph = surface_graph()
     weights = np.random.default_rng(0).random(graph.weights.shape).astype(np.float32)
@@ -235,26 +259,38 @@ def odd_graph():
     return edge_graph(5, sources, targets, weights)
 
 
-def test_isolated_nodes_loops_and_double_edges():
+@pytest.mark.parametrize("coupling", measure.COUPLINGS)
+def test_isolated_nodes_loops_and_double_edges(coupling):
     graph = odd_graph()
     samples = measure.sampled_features(
-        graph, ONES, fixed_key(), 2000, num_walkers=3, num_hops=3, halting=0.3,
-        coupling="repelling",
+        graph, ONES, fixed_key(), 2000, num_walkers=4, num_hops=3, halting=0.3,
+        coupling=coupling,
     )  # fmt: skip
     truth = power_series(graph_matrix(graph), np.ones(4))
     np.testing.assert_array_equal(np.asarray(samples)[:, 0], np.eye(5)[[0] * 2000])
     assert np.abs(measure.standard_scores(samples, truth)).max() < 4
 
 
-def test_one_token_one_walker():
-    lonely = matrix_graph(np.zeros((1, 1)))
-    walks = sample(lonely, fixed_key(), 1, num_hops=2, halting=0.5, coupling="iid")
+@pytest.mark.parametrize("coupling", measure.COUPLINGS)
+def test_one_token(coupling):
+    num_walkers = 2 if "antithetic" in coupling else 1
+    lonely, loop = (matrix_graph(np.full((1, 1), weight)) for weight in (0.0, 0.5))
+    walks = sample(lonely, fixed_key(), num_walkers, num_hops=2, halting=0.5, coupling=coupling)
     np.testing.assert_array_equal(feature_matrix(walks, ONES[:3]), [[1.0]])
+    # Around a loop there is one path only: without halting every walk is the whole series.
+    walks = sample(loop, fixed_key(), num_walkers, num_hops=2, coupling=coupling)
+    np.testing.assert_array_equal(feature_matrix(walks, ONES[:3]), [[1.75]])
 
 
-def test_walkers_that_always_stop_see_their_own_token_only():
-    walks = sample(surface_graph(6), fixed_key(), 2, halting=1.0, coupling="repelling-antithetic")
+@pytest.mark.parametrize("coupling", measure.COUPLINGS)
+def test_walkers_that_always_stop_see_their_own_token_only(coupling):
+    walks = sample(surface_graph(6), fixed_key(), 2, halting=1.0, coupling=coupling)
     np.testing.assert_array_equal(feature_matrix(walks, 0.7 * ONES), np.float32(0.7) * np.eye(6))
+
+
+def test_walks_of_no_hop_are_their_start():
+    walks = sample(surface_graph(6), fixed_key(), 2, num_hops=0)
+    np.testing.assert_array_equal(feature_matrix(walks, ONES[:1]), np.eye(6))
 
 
 def test_fewer_walkers_than_neighbours_take_different_ones():

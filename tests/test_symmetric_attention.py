@@ -7,17 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from mask_contract import check_gradient
 
 from hdvpd.attention.dense import feature_matrix, masked_linear_attention
-from hdvpd.attention.graphs import matrix_graph, symmetric_weights
+from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from hdvpd.attention.grf import (
     nonnegative_modulation,
     symmetric_walk_attention,
     walk_attention,
 )
-from hdvpd.attention.walks import sample_walks
+from hdvpd.attention.walks import exact_walks, sample_walks
 from hdvpd.errors import UserError
-from hdvpd.studies.grf_measurements import grid
+from hdvpd.studies.grf_measurements import COUPLINGS, grid
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
 KERNELS = ("xla", "host")
@@ -29,11 +30,11 @@ def graph_of(num_tokens):
 
 
 @functools.cache
-def walk_sets(kernels="xla", num_tokens=20):
+def walk_sets(kernels="xla", coupling="repelling"):
     keys = jax.random.split(jax.random.key(0))
     build = jax.jit(
         lambda key: sample_walks(
-            graph_of(num_tokens), 3, 2, key, halting=0.2, coupling="repelling", kernels=kernels
+            graph_of(20), 4, 2, key, halting=0.2, coupling=coupling, kernels=kernels
         )
     )
     return tuple(build(key) for key in keys)
@@ -50,9 +51,11 @@ def mask_of(one, two, modulation):
     return left @ right.T
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_equals_the_dense_oracle_for_the_same_walks(kernels):
-    one, two = walk_sets(kernels)
+@pytest.mark.parametrize(
+    ("kernels", "coupling"), [("host", "repelling"), *(("xla", coupling) for coupling in COUPLINGS)]
+)
+def test_equals_the_dense_oracle_for_the_same_walks(kernels, coupling):
+    one, two = walk_sets(kernels, coupling)
     inputs = random_inputs()
     expected = references.masked_attention(*inputs, mask_of(one, two, MODULATION))
     np.testing.assert_allclose(attend(*inputs, MODULATION, one, two), expected, atol=1e-5)
@@ -120,7 +123,18 @@ def test_half_precision_inputs_are_summed_in_float32():
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-6)
 
 
-# The policy where f could cross zero --------------------------------------------------------------
+def test_gradient_with_respect_to_the_modulation_in_float64():
+    query, key, value = (np.float64(x) for x in random_inputs())
+    weights = np.random.default_rng(4).normal(size=value.shape)
+    one, two = walk_sets()
+    for attention in (
+        lambda f: symmetric_walk_attention(query, key, value, f, one, two),
+        lambda f: walk_attention(query, key, value, f, one, "xla"),
+    ):
+        check_gradient(lambda f, attention=attention: (weights * attention(f)).sum(), MODULATION)
+
+
+# Bad input, and the policy where f could cross zero -----------------------------------------------
 
 
 def symmetric(query, key, value, modulation, walks):
@@ -159,6 +173,34 @@ def test_modulation_that_is_not_finite_is_refused_or_loud(attention, bad):
         attention(*inputs, modulation, walks)
     # Inside a compiled step it cannot raise; NaN reaches the loss, and the step is refused there.
     assert np.isnan(jax.jit(attention)(*inputs, modulation, walks)).any()
+
+
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_modulation_of_another_length_is_refused(length):
+    inputs, walks = random_inputs(), walk_sets()[0]
+    modulation = np.ones(length, np.float32)
+    forms = [lambda: symmetric_walk_attention(*inputs, modulation, walks)]
+    # Host code would read beyond the end of a short one.
+    forms += [
+        lambda kernels=kernels: walk_attention(*inputs, modulation, walks, kernels)
+        for kernels in (*KERNELS, "pallas")
+    ]
+    for form in forms:
+        with pytest.raises(UserError, match=rf"modulation of {length} values .* f_0..f_2"):
+            form()
+
+
+def test_asymmetric_weights_have_the_mask_of_their_features():
+    # Phi Phi^T is then not the series of W, but it is defined, symmetric and not negative.
+    edges = np.array([[0, 1], [1, 2], [2, 0], [0, 3]])
+    graph = edge_graph(5, *edges.T, np.array([0.5, 0.3, 0.9, 0.4]))
+    walks = exact_walks(graph, 2, "xla")
+    query, key, value = (x[:5] for x in random_inputs())
+    matrix = graph_matrix(graph)
+    phi = MODULATION[0] * np.eye(5) + MODULATION[1] * matrix + MODULATION[2] * matrix @ matrix
+    expected = references.masked_attention(query, key, value, phi @ phi.T)
+    out = symmetric_walk_attention(query, key, value, MODULATION, walks)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_models_modulation_is_untouched():

@@ -10,7 +10,7 @@ import pytest
 import references
 import scenes
 
-from hdvpd.attention.graphs import neighbor_graph
+from hdvpd.attention.graphs import edge_graph, matrix_graph, neighbor_graph
 from hdvpd.attention.walks import exact_walks
 from hdvpd.neighbors import knn
 
@@ -140,3 +140,20 @@ def test_every_walk_is_exact_for_unequal_weights_too(kernels):
     graph = dataclasses.replace(scenes.list_graph(neighbors), weights=weights)
     expected = [np.linalg.matrix_power(matrix, hop) for hop in range(4)]
     np.testing.assert_allclose(dense(exact_walks(graph, 3, kernels)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [*KERNELS, "pallas"])
+def test_every_walk_is_exact_where_degrees_differ(form):
+    # 0 isolated, 1 with a loop and a double edge to 2, 2 and 3 joined, 4 only points at 0; N = 1.
+    odd = np.zeros((5, 5))
+    odd[[1, 1, 2, 3, 4], [1, 2, 3, 2, 0]] = [0.3, 0.6, 0.9, 0.5, 0.7]
+    sources, targets = np.array([1, 1, 1, 2, 3, 4]), np.array([1, 2, 2, 3, 2, 0])
+    weights = np.array([0.3, 0.4, 0.2, 0.9, 0.5, 0.7])
+    loop = np.full((1, 1), 0.5)
+    follow = jax.jit(exact_walks, static_argnums=(1, 2))
+    for graph, matrix in (
+        (edge_graph(5, sources, targets, weights), odd),
+        (matrix_graph(loop), loop),
+    ):
+        expected = [np.linalg.matrix_power(matrix, hop) for hop in range(4)]
+        np.testing.assert_allclose(dense(follow(graph, 3, form)), expected, atol=1e-6)

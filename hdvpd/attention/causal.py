@@ -27,14 +27,15 @@ def causal_attention(
       Weighted means of the values; zero for a token whose weights are all zero.
     """
     num_tokens = value.shape[0]
-    extended = jnp.concatenate([value, jnp.ones((num_tokens, 1), value.dtype)], axis=1)
+    # Sums are float32 even of half-precision inputs.
+    extended = jnp.concatenate([value, jnp.ones((num_tokens, 1), jnp.float32)], axis=1)
 
     def in_blocks(rows: Float[Array, "t d"]) -> Float[JaxArray, "blocks block d"]:
         rows = jnp.pad(rows, ((0, -num_tokens % _BLOCK), (0, 0)))
         return rows.reshape(-1, _BLOCK, rows.shape[1])
 
     def attend(state: Float[JaxArray, "m w"], block: tuple[JaxArray, JaxArray, JaxArray]):
-        query, key, extended = block
+        query, key, extended = (x.astype(state.dtype) for x in block)
         inside = jnp.tril(query @ key.T) @ extended
         return state + key.T @ extended, query @ state + inside
 

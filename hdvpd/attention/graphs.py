@@ -118,8 +118,11 @@ def edge_graph(
       The lists, in the order in which the edges are given.
 
     Raises:
-      UserError: an edge leaves the graph, a weight is not finite, or `width` is too small.
+      UserError: there is no node, an edge leaves the graph, a weight is not finite, or `width` is
+        too small.
     """
+    if num_tokens < 1:
+        raise UserError(f"graph: num_tokens = {num_tokens}; a graph has at least one node.")
     ends = np.concatenate([sources, targets])
     if ends.size and not (ends.min() >= 0 and ends.max() < num_tokens):
         raise UserError(
@@ -155,7 +158,7 @@ def matrix_graph(matrix: Float[np.ndarray, "t t"], width: int | None = None) -> 
       width: columns of the lists; by default the largest out-degree, at least 1.
 
     Raises:
-      UserError: an entry is not finite, or `width` is too small.
+      UserError: there is no node, an entry is not finite, or `width` is too small.
     """
     sources, targets = np.nonzero(matrix)
     return edge_graph(len(matrix), sources, targets, matrix[sources, targets], width)
@@ -179,7 +182,22 @@ def symmetric_weights(adjacency: Float[np.ndarray, "t t"]) -> Float[np.ndarray, 
 
     Returns:
       W, with eigenvalues in [-1, 1] (arXiv 2410.03462; spec 0).
+
+    Raises:
+      UserError: an entry is negative or not finite, or A is not symmetric.
     """
+    if not (np.isfinite(adjacency).all() and (adjacency >= 0).all()):
+        raise UserError(
+            f"adjacency with entries from {adjacency.min():g} to {adjacency.max():g}: all must be "
+            "finite and not negative. Of a Laplacian take the adjacency."
+        )
+    difference = np.abs(adjacency - adjacency.T)
+    if difference.max(initial=0.0) > 1e-6 * adjacency.max(initial=0.0):
+        i, j = np.unravel_index(difference.argmax(), difference.shape)
+        raise UserError(
+            f"adjacency: A[{i}, {j}] = {adjacency[i, j]:g} but A[{j}, {i}] = {adjacency[j, i]:g}; "
+            "degrees of both ends need a symmetric matrix, for example (A + A.T) / 2."
+        )
     degrees = adjacency.sum(1)
     scale = np.zeros_like(degrees)
     np.divide(1.0, np.sqrt(degrees), out=scale, where=degrees > 0)

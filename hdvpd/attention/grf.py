@@ -21,7 +21,7 @@ import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.attention.masks.walks import WalkMask, check_modulation, walk_rows
 from hdvpd.attention.walks import Walks, merged
 from hdvpd.errors import UserError
 from hdvpd.host import Kernels, host_call, use_host_kernels
@@ -66,9 +66,12 @@ def walk_attention(
       Weighted means of the values; weights sum to one.
 
     Raises:
-      UserError: the modulation is not finite.
+      UserError: the modulation is not finite, or its length is not that of the walks.
     """
+    check_modulation(walks, modulation)
     modulation = nonnegative_modulation(modulation)
+    # Scores and sums are float32 even of half-precision inputs.
+    query, key, value = (x.astype(jnp.result_type(x, jnp.float32)) for x in (query, key, value))
     on_host = use_host_kernels(kernels)
     if on_host or kernels == "pallas":
         walks = merged(walks)
@@ -145,8 +148,9 @@ def symmetric_walk_attention(
       Weighted means of the values; weights sum to one.
 
     Raises:
-      UserError: the modulation is not finite.
+      UserError: the modulation is not finite, or its length is not that of the walks.
     """
+    check_modulation(walks, modulation)
     modulation = nonnegative_modulation(modulation)
     query_rows = walk_rows(walks, modulation)
     key_rows = query_rows if key_walks is None else walk_rows(key_walks, modulation)

@@ -44,7 +44,6 @@ def masked_linear_attention(
             f"{type(mask).__name__} over {mask.num_tokens} tokens for attention among "
             f"{query.shape[0]}: both must have the same number."
         )
-    # Sums are float32 even of half-precision inputs.
     extended = jnp.concatenate([value, jnp.ones((value.shape[0], 1), jnp.float32)], axis=1)
     num_tokens, width = extended.shape
     num_features = query.shape[1]
@@ -54,6 +53,8 @@ def masked_linear_attention(
     def attend(
         query: Float[JaxArray, "m t"], key: Float[JaxArray, "m t"]
     ) -> tuple[Float[JaxArray, "t w"], Float[JaxArray, "t"]]:
+        # Sums are float32 even of half-precision inputs, which Fourier transforms refuse.
+        query, key = (x.astype(extended.dtype) for x in (query, key))
         columns = jnp.einsum("mt,tw->tmw", key, extended).reshape(num_tokens, -1)
         product = (mask @ columns).reshape(num_tokens, -1, width)
         errors = jax.lax.stop_gradient(mask.rounding_error(key.T))

@@ -33,7 +33,10 @@ class AbstractMask(abc.ABC):
 
     @abc.abstractmethod
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
-        """Return M x, linear in x and differentiable in it and in the mask's parameters."""
+        """Return M x, linear in x and differentiable in it and in the mask's parameters.
+
+        x is float32 at least: sums of half precision would lose digits. Attention makes it so.
+        """
 
     @abc.abstractmethod
     def dense(self) -> Float[Array, "t t"]:

@@ -186,7 +186,10 @@ def _require_symmetric(graph: Graph | SymmetricPart) -> None:
     rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
     weights = np.asarray(directed.weights, np.float64)[rows, columns]
     if (weights < 0).any():
-        raise UserError(f"graph: weight {weights.min()}; diffusion needs weights >= 0.")
+        raise UserError(
+            f"graph: weight {weights.min()}; diffusion needs weights >= 0, those of the adjacency "
+            "and not of a Laplacian."
+        )
     if isinstance(graph, SymmetricPart):
         return
     entries = (weights, (rows, neighbors[rows, columns]))

@@ -12,6 +12,7 @@ from hdvpd.array_typing import Array, Float, Int, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.sparse_rows import multiply, multiply_transposed
 from hdvpd.attention.walks import Walks
+from hdvpd.errors import UserError
 
 
 @pytree
@@ -83,5 +84,19 @@ def walk_rows(walks: Walks, modulation: Float[Array, "l"]) -> WalkRows:
       walks: entries of every token.
       modulation: f, of any sign; masks of attention need one that is not negative, which
         `hdvpd.attention.grf.nonnegative_modulation` makes.
+
+    Raises:
+      UserError: f is not as long as the walks.
     """
+    check_modulation(walks, modulation)
     return WalkRows(jnp.asarray(walks.loads) @ modulation, walks.nodes, walks.num_entries)
+
+
+def check_modulation(walks: Walks, modulation: Float[Array, "l"]) -> None:
+    """Refuse an f of another length: compiled host code would read beyond its end."""
+    hops = walks.loads.shape[-1]
+    if modulation.shape[0] != hops:
+        raise UserError(
+            f"modulation of {modulation.shape[0]} values for walks of up to {hops - 1} hops: give "
+            f"f_0..f_{hops - 1}, zeros where f ends."
+        )
