@@ -9,7 +9,6 @@ from mask_contract import check_attention
 from hdvpd.attention import masked
 from hdvpd.attention.causal import causal_attention
 from hdvpd.attention.graphs import matrix_graph, transition_graph
-from hdvpd.attention.masks.centroids import centroid_blocks
 from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask
 from hdvpd.attention.masks.diffusion import diffusion_mask
 from hdvpd.attention.masks.forests import edge_forest
@@ -19,7 +18,7 @@ from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask
+from hdvpd.attention.masks.trees import ExponentialForestMask, tree_mask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import exact_walks
 from hdvpd.studies.example_masks import KINDS
@@ -45,7 +44,7 @@ def test_a_mask_that_removes_everything_gives_zero_with_finite_gradients():
 def long_path():
     """Return a tree mask whose blocks go by Fourier transforms."""
     forest = edge_forest(130, np.stack([np.arange(1, 130), np.arange(129)], axis=1))
-    return TreeMask(forest, np.exp(-np.arange(130, dtype=np.float32) / 9), centroid_blocks(forest))
+    return tree_mask(forest, np.exp(-np.arange(130, dtype=np.float32) / 9))
 
 
 # Every kind, small; and one with Fourier transforms of its own, which refuse half precision.
@@ -91,7 +90,7 @@ ONE_TOKEN = {
     "grid": (lambda: GRID, 2),
     "exponential": (lambda: ExponentialForestMask(ALONE, -0.7, LOG_TWO), 2),
     "tree by levels": (lambda: TreeMask(ALONE, TWO), 2),
-    "tree by blocks": (lambda: TreeMask(ALONE, TWO, centroid_blocks(ALONE)), 2),
+    "tree by blocks": (lambda: tree_mask(ALONE, TWO), 2),
     "hypercube": (lambda: hypercube_mask(1, 0.5), 1),
     "laplacian": (lambda: diffusion_mask(LOOP, 0.7, "laplacian"), 1),
     "walk": (lambda: diffusion_mask(LOOP, 0.7), 1),

@@ -11,7 +11,7 @@ from scipy.sparse import csgraph
 from hdvpd.attention.masks import trees
 from hdvpd.attention.masks.centroids import centroid_blocks
 from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask
+from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.errors import UserError
 
 FORMS = {"levels": lambda forest: (), "blocks": centroid_blocks}
@@ -188,7 +188,7 @@ def test_two_parts_of_a_tree_interact_through_the_node_they_share():
 
     def multiply(num_tokens, edges, x):
         forest = edge_forest(num_tokens, edges)
-        return np.asarray(TreeMask(forest, values[:, 0], centroid_blocks(forest)) @ x)
+        return np.asarray(tree_mask(forest, values[:, 0]) @ x)
 
     whole = multiply(13, np.concatenate(parts), x)
     alone = multiply(8, parts[0], x[first])

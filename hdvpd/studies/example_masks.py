@@ -16,7 +16,6 @@ from scipy.spatial import KDTree
 from hdvpd.array_typing import Float, Int
 from hdvpd.attention.graphs import Graph, edge_graph, transition_graph
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.centroids import centroid_blocks
 from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask
 from hdvpd.attention.masks.diffusion import diffusion_mask
 from hdvpd.attention.masks.forests import edge_forest
@@ -26,7 +25,7 @@ from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask, distance_table
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask
+from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.power_series import exponential
 from hdvpd.attention.walks import Walks, exact_walks, merged, sample_walks
@@ -215,8 +214,8 @@ def _rings(diameter: int) -> Float[np.ndarray, "f"]:
 def tree_example(edges: Edges, *, by_levels: bool = False) -> Example:
     """Return a mask of the distance in one tree, by blocks or by level arrays."""
     forest = edge_forest(len(edges) + 1, edges)
-    blocks = () if by_levels else centroid_blocks(forest)
-    return Example(TreeMask(forest, _rings(forest.diameter), blocks), edges)
+    values = _rings(forest.diameter)
+    return Example(TreeMask(forest, values) if by_levels else tree_mask(forest, values), edges)
 
 
 def _tree_distance(num_tokens: int, rng: np.random.Generator) -> Example:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.centroids import HankelBlocks
+from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
 from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
 from hdvpd.errors import UserError
 from hdvpd.host import host_call, use_host_kernels
@@ -92,6 +92,22 @@ class TreeMask(AbstractMask):
         hops = jnp.asarray(self.forest.parents >= 0, jnp.float32)
         distance, joined = distances(dataclasses.replace(self.forest, lengths=hops))
         return jnp.where(joined, jnp.asarray(self.values)[distance.astype(int)], 0.0)
+
+
+def tree_mask(forest: Forest, values: Float[Array, "f"]) -> TreeMask:
+    """Prepare M_ij = f(dist(i, j)) by the form that is fastest for the forest, on the host.
+
+    That is the blocks: they were faster than level arrays on every shape measured, from stars to
+    binary trees, down to trees of one node (docs/results.md).
+
+    Args:
+      forest: the trees.
+      values: f(0), f(1), ..., up to the diameter at least, of any sign.
+
+    Raises:
+      UserError: f ends before the diameter.
+    """
+    return TreeMask(forest, values, centroid_blocks(forest))
 
 
 # Both products are compiled whole: a scan outside of jit is compiled anew at every call.
