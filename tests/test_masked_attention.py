@@ -18,7 +18,7 @@ from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask
-from hdvpd.attention.masks.trees import ExponentialForestMask, tree_mask
+from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import exact_walks
 from hdvpd.studies.example_masks import KINDS
