@@ -203,6 +203,7 @@ RT, MS, RM = (FOLDERS[name] for name in ("robotwin", "maniskill", "robomimic"))
 DEPTH = f"{RM}/left_view_depth"
 LOOSE = np.eye(4)
 LOOSE[0, 0] = 1.1
+SMALL_JPEG = sources._jpeg(np.zeros((12, 16, 3), np.uint8))
 HDF5_CASES = [
     *(Case(n, "truncated", truncate(HDF5[n], 2000), (".h", "damaged or no HDF5")) for n in HDF5),
     *(Case(n, "empty file", replace(HDF5[n], b""), ("damaged or no HDF5",)) for n in HDF5),
@@ -318,6 +319,12 @@ HDF5_CASES = [
     ),
     Case(
         "robotwin",
+        "pictures differ in size",
+        edit("robotwin", array(f"{RT}/rgb", lambda d: np.array([d[0], d[1], SMALL_JPEG, d[3]]))),
+        ("frame 2", "is 12x16, the others of this camera are 24x32"),
+    ),
+    Case(
+        "robotwin",
         "link to another file",
         edit("robotwin", external_link),
         ("link to another file",),
@@ -391,6 +398,33 @@ HDF5_CASES = [
     ),
     Case(
         "maniskill",
+        "NaN joints",
+        edit("maniskill", array("traj_0/obs/agent/qpos", at(1, np.nan))),
+        ("frame 1", "joint_positions: a value is NaN"),
+    ),
+    Case(
+        "maniskill",
+        "poses of another shape",
+        edit(
+            "maniskill",
+            array(
+                "traj_0/obs/sensor_param/left_view/extrinsic_cv",
+                lambda p: np.moveaxis(p[:, :3], 1, 2),
+            ),
+        ),
+        ("extrinsic_cv' has shape (4, 4, 3)",),
+    ),
+    Case(
+        "maniskill",
+        "pose transposed",
+        edit(
+            "maniskill",
+            array("traj_0/obs/sensor_param/left_view/extrinsic_cv", lambda p: np.swapaxes(p, 1, 2)),
+        ),
+        ("frame 0", "differs from the inverse of extrinsic_cv"),
+    ),
+    Case(
+        "maniskill",
         "no qpos",
         edit("maniskill", remove("traj_0/obs/agent/qpos")),
         ("obs/agent", "expected qpos"),
@@ -447,6 +481,40 @@ HDF5_CASES = [
         "depth NaN in one frame",
         edit("robomimic", array(DEPTH, at(3, np.nan))),
         ("frame 3", "no valid depth"),
+    ),
+    Case(
+        "robomimic",
+        "depth shorter",
+        edit("robomimic", array(DEPTH, lambda d: d[:-1])),
+        ("left_view_depth' has shape (3, 24, 32, 1)",),
+    ),
+    Case(
+        "robomimic",
+        "infinite joints",
+        edit("robomimic", array(f"{RM}/robot0_joint_pos", at(3, np.inf))),
+        ("frame 3", "joint_positions: a value is NaN or infinite"),
+    ),
+    Case(
+        "robomimic",
+        "fingers of unequal length",
+        edit("robomimic", array(f"{RM}/robot0_gripper_qpos", lambda q: q[:-1])),
+        ("robot0_gripper_qpos' has shape (3, 1)",),
+    ),
+    Case(
+        "robomimic",
+        "no such camera",
+        lambda _: None,
+        ("no camera 'agentview'", "left_view, right_view"),
+        ("--cameras", "agentview"),
+    ),
+    Case(
+        "robomimic",
+        "camera named ..",
+        edit(
+            "robomimic",
+            lambda f: [f[RM].move(f"left_view_{k}", f".._{k}") for k in ("image", "depth")],
+        ),
+        ("camera name '..' cannot be the name of a folder",),
     ),
     Case(
         "robomimic",
@@ -618,6 +686,18 @@ FOLDER_CASES = [
     ),
     Case(
         "folder",
+        "depth differs in size",
+        picture("left_view/depth/000003.png", np.ones((12, 16), np.uint16)),
+        ("frame 3", "left_view/depth/000003.png is 12x16"),
+    ),
+    Case(
+        "folder",
+        "depth all unknown in one frame",
+        picture("left_view/depth/000001.png", np.zeros((24, 32), np.uint16)),
+        ("frame 1", "no valid depth"),
+    ),
+    Case(
+        "folder",
         "depth in 8 bits",
         picture("left_view/depth/000001.png", np.zeros((24, 32), np.uint8)),
         ("frame 1", "expected one 16-bit channel"),
@@ -683,6 +763,51 @@ RLBENCH_CASES = [
     ),
     Case("rlbench", "no near plane", misc("near", float("nan")), ("frame 2", "camera_near")),
     Case("rlbench", "pose 3x4", misc("extrinsics", np.eye(4)[:3]), ("frame 2", "extrinsics")),
+    Case(
+        "rlbench",
+        "pose NaN",
+        misc("extrinsics", np.full((4, 4), np.nan)),
+        ("frame 2", "extrinsics"),
+    ),
+    Case(
+        "rlbench",
+        "pose scaled",
+        misc("extrinsics", 2 * np.eye(4), frame=1),
+        ("frame 1", "camera_to_world"),
+    ),
+    Case(
+        "rlbench",
+        "joints of unequal length",
+        states(lambda o: [setattr(o[3], "joint_positions", np.zeros(3)), o][1]),
+        ("frame 3", "joint_positions"),
+    ),
+    Case(
+        "rlbench",
+        "pictures differ in size",
+        picture("left_view_rgb/2.png", np.zeros((12, 16, 3), np.uint8)),
+        ("frame 2", "left_view_rgb/2.png is 12x16"),
+    ),
+    Case(
+        "rlbench",
+        "picture too many",
+        lambda p: shutil.copy(
+            only("left_view_depth/0.png")(p), only("left_view_depth")(p) / "4.png"
+        ),
+        ("frame 4", "left_view_depth has 5 pictures"),
+    ),
+    Case(
+        "rlbench",
+        "depth missing",
+        lambda p: [shutil.rmtree(f) for f in list(p.rglob("*_depth"))],
+        ("the folder left_view_depth is missing",),
+    ),
+    Case(
+        "rlbench",
+        "cameras flag leads out",
+        lambda _: None,
+        ("camera name '../left_view' cannot be",),
+        ("--cameras", "../left_view"),
+    ),
     Case(
         "rlbench",
         "resized pictures",
