@@ -335,6 +335,40 @@ HDF5_CASES = [
         edit("robotwin", external_values),
         ("keeps its values in another file",),
     ),
+    *(
+        Case(
+            name,
+            "array without values",
+            edit(
+                name, lambda f, p=path: [remove(p)(f), f.create_dataset(p, data=h5py.Empty("f8"))]
+            ),
+            (f"{path.rpartition('/')[2]}' holds no values",),
+        )
+        for name, path in (
+            ("robotwin", f"{RT}/depth"),
+            ("maniskill", f"{MS}/rgb"),
+            ("robomimic", DEPTH),
+        )
+    ),
+    *(
+        Case(
+            name,
+            "array for group",
+            edit(name, lambda f, p=path: [remove(p)(f), f.create_dataset(p, data=1.0)]),
+            (f"'{words}' is an array, expected a group",),
+        )
+        for name, path, words in (
+            ("robotwin", "observation", "observation"),
+            ("maniskill", "traj_0", "traj_0"),
+            ("robomimic", "data/demo_0/obs", "obs"),
+        )
+    ),
+    Case(
+        "robotwin",
+        "OpenGL pose infinite",
+        edit("robotwin", array(f"{RT}/cam2world_gl", at(1, np.inf))),
+        ("frame 1", "cam2world_gl: a value is NaN or infinite"),
+    ),
     Case(
         "robotwin",
         "group for array",
@@ -547,6 +581,14 @@ HDF5_CASES = [
     ),
     Case(
         "robomimic",
+        "mask of one name",
+        edit(
+            "robomimic", lambda f: [remove("mask/train")(f), f.__setitem__("mask/train", "demo_0")]
+        ),
+        ("'mask/train' has shape (), expected (any)",),
+    ),
+    Case(
+        "robomimic",
         "model_file no XML",
         edit("robomimic", lambda f: f["data/demo_0"].attrs.__setitem__("model_file", "<mujoco>")),
         ("'model_file' is no XML",),
@@ -632,6 +674,15 @@ FOLDER_CASES = [
     Case("folder", "column twice", rewrite(TABLE, "elbow,", "shoulder,"), ("every column once",)),
     Case("folder", "column missing", rewrite(TABLE, "elbow,", "hip,"), ("no column 'elbow'",)),
     Case("folder", "short row", row(2, lambda r: r[:-1]), ("frame 2", "expected 7 numbers")),
+    Case("folder", "one cell in a row", row(3, lambda r: r[:1]), ("frame 3", "expected 7 numbers")),
+    Case(
+        "folder",
+        "time in nanoseconds",
+        lambda p: [
+            row(k, lambda r: [str(1e9 * float(r[0])), *r[1:]])(p) for k in range(SCENE.frames)
+        ],
+        ("4 frames last 1.5e+09 s, 3e+09 control steps", "Time stamps are seconds"),
+    ),
     Case(
         "folder",
         "text in a row",
@@ -920,6 +971,21 @@ def test_a_disk_error_is_not_blamed_on_the_source(originals, tmp_path, capsys):
     out = str(tmp_path / "file" / "out")
     assert main(["data", "import", "maniskill", source, "--out", out, "--skip-bad"]) == 2
     assert "Could not write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "episodes", ["null", "5", "[3]", '[{"episode_id": [0]}]', '[{"episode_id": {"a": 1}}]']
+)
+def test_what_the_json_of_maniskill_says_of_success_may_be_anything(
+    originals, tmp_path, monkeypatch, episodes
+):
+    """It is not needed, so it does not stop an import."""
+    shutil.copytree(originals / "maniskill", tmp_path / "source")
+    (file,) = (tmp_path / "source").glob("*.json")
+    file.write_text(f'{{"episodes": {episodes}}}')
+    monkeypatch.chdir(tmp_path)
+    words = "data import maniskill source --out out --rate 2 --workers 1 --no-check"
+    assert main(words.split()) == 0
 
 
 # --- pickles ------------------------------------------------------------------------------------

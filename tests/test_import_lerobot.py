@@ -429,6 +429,9 @@ CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         change_info(lambda info: info.update(codebase_version="v2.0")),
         ("codebase_version 'v2.0'", "Convert"),
     ),
+    "version that is no text": (
+        change_info(lambda info: info.update(codebase_version=["v3.0"])), ("version ['v3.0']",),
+    ),
     "no version": (change_info(lambda info: info.pop("codebase_version")), ("version None",)),
     "lance": (
         change_info(lambda info: info.update(storage_format="lance")),

@@ -142,10 +142,11 @@ def check_rigid(
     """
     check_finite(place, name, poses)
     rotation = poses[:, :3, :3]
-    product = rotation @ rotation.transpose(0, 2, 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # huge numbers are no rotation either
+        product = rotation @ rotation.transpose(0, 2, 1)
     error = np.abs(product - np.eye(3)[None]).max(axis=(1, 2))
     determinant = np.linalg.det(rotation)
-    good = (error < ROTATION_TOLERANCE) & (determinant > 0)
+    good = (error < ROTATION_TOLERANCE) & (determinant > 0)  # False for NaN
     worst = int(np.argmin(good))
     place.require(
         np.asarray(good),

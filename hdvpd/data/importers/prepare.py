@@ -19,6 +19,8 @@ REACH_M = 0.5
 """The guessed workspace box extends this far around the robot's links."""
 MARGIN_M = 0.05
 MIN_FRAMES = 2
+MAX_STEPS_PER_FRAME = 100
+"""Frames this much rarer than control steps have time stamps in another unit."""
 TOOL_TOLERANCE_M = 0.01
 """A recorded tool that moves more than this against every link does not belong to the model."""
 
@@ -158,6 +160,14 @@ def _resample(
         "the time stamp is not later than the one before",
         "Time stamps are seconds and strictly increase; remove repeated frames.",
     )
+    # Before a grid over it is made: nanoseconds taken for seconds would fill the memory.
+    steps = (time[-1] - time[0]) / step_s
+    if steps > MAX_STEPS_PER_FRAME * len(time):
+        raise place.error(
+            f"time_s: its {len(time)} frames last {time[-1] - time[0]:.4g} s, {steps:.3g} control "
+            "steps",
+            "Time stamps are seconds: milliseconds or nanoseconds must be converted.",
+        )
     rows, offsets = conversions.nearest_rows(time, step_s)
     if len(rows) < MIN_FRAMES:
         raise place.error(
