@@ -649,6 +649,12 @@ FOLDER_CASES = [
         calibration(camera_to_world=np.diag([1.0, 1, -1, 1]).tolist()),
         ("determinant -1",),
     ),
+    Case(
+        "folder",
+        "pose transposed",
+        calibration(camera_to_world=SCENE.views["left_view"].poses[0].T.tolist()),
+        ("frame 0", "the last column is: the matrix is transposed"),
+    ),
     Case("folder", "another aspect", calibration(image_size=[480, 480]), ("another aspect ratio",)),
     Case(
         "folder",

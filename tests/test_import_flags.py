@@ -1,6 +1,8 @@
 """Every flag of `hdvpd data import` does what it says, through the command itself."""
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,37 @@ def _damage(source: Path, format: str) -> dict[Path, bytes]:
         values[2] = 0
         stream[group][...] = values
     return before
+
+
+KILLED = """
+import os
+from hdvpd.data.importers import driver
+real = driver._write_images
+def write(target, recording, prepared, place):
+    real(target, recording, prepared, place)
+    if place.episode == "demo_1":
+        os._exit(9)  # as if killed: the images are written, the episode is not finished
+driver._write_images = write
+driver.import_dataset("robomimic", "demos.hdf5", "out")
+"""
+
+
+def test_a_killed_import_is_refused_and_completed_by_the_same_command(out, capsys):
+    source = demos(3)
+    assert subprocess.run([sys.executable, "-c", KILLED], check=False).returncode == 9
+    left = sorted(f.name for f in (out / "episodes").iterdir())
+    assert left[0].startswith(".partial-")
+    assert left[1:] == ["000000"]
+    for verb in ("inspect", "check"):
+        assert main(["data", verb, "out"]) == 2
+        assert "is incomplete" in capsys.readouterr().err
+    assert len(imported("robomimic", source).episodes) == 3
+    assert "out has 1 episodes; importing 2 more" in capsys.readouterr().out
+    assert sorted(f.name for f in (out / "episodes").iterdir()) == ["000000", "000001", "000002"]
+    out.rename("continued")
+    imported("robomimic", source)
+    files = [f.relative_to(out) for f in out.rglob("*") if f.is_file()]
+    assert all((out / f).read_bytes() == (Path("continued") / f).read_bytes() for f in files)
 
 
 def test_memory_does_not_grow_with_the_length_of_an_episode(out):
