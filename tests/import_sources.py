@@ -24,6 +24,7 @@ FRAMES = 8
 RATE = 2.0
 HOME = (-0.3, 0.0, 0.16)
 LENGTHS = (0.22, 0.20)
+ARM_RADIUS = 0.035
 FLIP_GL = np.diag([1.0, -1.0, -1.0, 1.0])
 FLIP_COPPELIA = np.diag([-1.0, -1.0, 1.0, 1.0])
 CAMERA_TO_TOOL = np.array(
@@ -91,24 +92,62 @@ class Scene:
         return np.concatenate([self.joints[1:], self.joints[-1:]]) + 0.02
 
 
-def make_scene(seed: int, frames: int = FRAMES, wrist: bool = False) -> Scene:
+def make_scene(
+    seed: int,
+    frames: int = FRAMES,
+    wrist: bool = False,
+    *,
+    names: tuple[str, str] = ("left_view", "right_view"),
+    speed: float = 1.0,
+    arm: bool = False,
+) -> Scene:
+    """Make an episode.
+
+    Args:
+      seed: of the joints.
+      frames: to show.
+      wrist: whether there is a third camera, on the tool.
+      names: of the two cameras.
+      speed: of all motion; 2 / rate is as fast at any rate as 1 is at `RATE`.
+      arm: whether cameras see the arm, which `hdvpd data check` asks for.
+    """
     rng = np.random.default_rng(seed)
-    time = np.arange(frames)[:, None]
-    joints = rng.uniform(-0.3, 0.3, (1, 2)) + 0.05 * time
+    time = speed * np.arange(frames)
+    joints = rng.uniform(-0.3, 0.3, (1, 2)) + 0.05 * time[:, None]
+    opening = np.linspace(0, 1, frames)
+    places = ((30.0, (0.7, 0.5, 0.7)), (26.0, (0.8, -0.6, 0.6)))
     views = {
-        "left_view": View(_pinhole(30.0), np.tile(_looking((0.7, 0.5, 0.7)), (frames, 1, 1))),
-        "right_view": View(_pinhole(26.0), np.tile(_looking((0.8, -0.6, 0.6)), (frames, 1, 1))),
+        name: View(_pinhole(focal), np.tile(_looking(position), (frames, 1, 1)))
+        for name, (focal, position) in zip(names, places, strict=True)
     }
     if wrist:
         views["eye_in_hand"] = View(_pinhole(24.0), tool_poses(joints) @ CAMERA_TO_TOOL)
     for view in views.values():
-        shown = [_cast(view.intrinsics, pose, k) for k, pose in enumerate(view.poses)]
+        body = _arm_points(joints, opening) if arm else np.zeros((frames, 0, 3))
+        shown = [
+            _cast(view.intrinsics, pose, time[k], body[k]) for k, pose in enumerate(view.poses)
+        ]
         view.rgb = np.stack([rgb for rgb, _ in shown])
         view.depth_m = np.stack([depth for _, depth in shown])
-    return Scene(joints, np.linspace(0, 1, frames), views)
+    return Scene(joints, opening, views)
+
+
+def _arm_points(joints: np.ndarray, opening: np.ndarray) -> np.ndarray:
+    """Centres of the spheres that the arm is made of, on its two links and its fingers."""
+    tool = tool_poses(joints)
+    stretched = tool_poses(joints * [1, 0])
+    elbow = stretched[:, :3, 3] - LENGTHS[1] * stretched[:, :3, 0]
+    share = np.linspace(0, 1, 6)[:, None]
+    upper = (1 - share) * np.array(HOME) + share * elbow[:, None]
+    fore = (1 - share) * elbow[:, None] + share * tool[:, None, :3, 3]
+    finger = 0.04 * opening[:, None] * tool[:, :3, 1]
+    fingers = tool[:, None, :3, 3] + np.stack([finger, -finger], axis=1)
+    return np.concatenate([upper, fore, fingers], axis=1)
 
 
 def _pinhole(focal: float) -> np.ndarray:
+    """Return intrinsics; the focal length [px] is for images that are 32 wide."""
+    focal *= SIZE[1] / 32
     return np.array([[focal, 0, SIZE[1] / 2], [0, focal, SIZE[0] / 2], [0, 0, 1.0]])
 
 
@@ -122,7 +161,9 @@ def _looking(position: tuple[float, float, float]) -> np.ndarray:
     return pose
 
 
-def _cast(intrinsics: np.ndarray, pose: np.ndarray, frame: int) -> tuple[np.ndarray, np.ndarray]:
+def _cast(
+    intrinsics: np.ndarray, pose: np.ndarray, frame: float, spheres: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     x = (np.arange(SIZE[1]) + 0.5 - intrinsics[0, 2]) / intrinsics[0, 0]
     y = (np.arange(SIZE[0]) + 0.5 - intrinsics[1, 2]) / intrinsics[1, 1]
     rays = np.stack([*np.meshgrid(x, y), np.ones(SIZE)], axis=-1) @ pose[:3, :3].T
@@ -141,6 +182,13 @@ def _cast(intrinsics: np.ndarray, pose: np.ndarray, frame: int) -> tuple[np.ndar
             hit = (enter < leave) & (enter > 0) & (enter < depth)
             depth = np.where(hit, enter, depth)
             color = np.where(hit[..., None], own, color)
+        for centre in spheres:
+            b, c = rays @ (origin - centre), (origin - centre) @ (origin - centre) - ARM_RADIUS**2
+            a = (rays**2).sum(-1)
+            enter = (-b - np.sqrt(b**2 - a * c)) / a  # NaN beside the sphere
+            hit = (enter > 0) & (enter < depth)
+            depth = np.where(hit, enter, depth)
+            color = np.where(hit[..., None], (90, 160, 90), color)
     depth = np.where(np.isfinite(depth), depth, 0.0)
     return color.astype(np.uint8), depth
 
@@ -263,7 +311,7 @@ def _sapien(group: Any, view: View, rows: int) -> None:
 def model_file(scene: Scene) -> str:
     """MJCF as robosuite stores it: meshes that are not there, cameras, an object that floats."""
     quat = " ".join(map(repr, _quaternion((CAMERA_TO_TOOL @ FLIP_GL)[None])[0].tolist()))
-    fixed = scene.views["left_view"]
+    name, fixed = next(iter(scene.views.items()))
     static = (fixed.poses[:1] @ FLIP_GL)[0]
     fovy = {n: float(np.degrees(2 * np.arctan(SIZE[0] / 2 / v.intrinsics[1, 1]))) for n, v in
             scene.views.items()}  # fmt: skip
@@ -271,8 +319,8 @@ def model_file(scene: Scene) -> str:
       <compiler angle="radian" meshdir="/home/someone/meshes"/>
       <asset><mesh name="link" file="link.stl"/><material name="steel"/></asset>
       <worldbody>
-        <camera name="left_view" pos="{_words(static[:3, 3])}"
-          quat="{_words(_quaternion(static[None])[0])}" fovy="{fovy["left_view"]!r}"/>
+        <camera name="{name}" pos="{_words(static[:3, 3])}"
+          quat="{_words(_quaternion(static[None])[0])}" fovy="{fovy[name]!r}"/>
         <body name="cube"><freejoint name="cube_joint"/><geom type="box" size="1 1 1"/></body>
         <body name="robot0_base" pos="{_words(np.array(HOME))}">
           <geom type="mesh" mesh="link" material="steel"/>

@@ -14,7 +14,7 @@ import rich.console
 from data_tools import edit_json, replace_arrays
 
 from hdvpd.__main__ import main
-from hdvpd.data.calibration import signals
+from hdvpd.data.calibration import findings, signals
 from hdvpd.data.calibration.agreement import RobotPoint, measure, robot_points, shared_points
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.clouds import choose_indexer, observe, suggest_box, surface_distance
@@ -343,6 +343,22 @@ def test_two_mistakes_at_once_are_both_named(moments):
     assert all(diagnosis.after.status(camera) == "pass" for camera in CAMERAS)
 
 
+def test_a_repair_that_parts_cameras_which_agree_is_no_explanation(moments):
+    """The robot alone is wrong, and would fit cam1 if that camera were turned about its axis."""
+    turned = []
+    for moment in moments:
+        pose = moment.views["cam1"].camera_to_world
+        move = pose @ np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.linalg.inv(pose)
+        turned.append(
+            dataclasses.replace(moment, robot=moment.robot @ move[:3, :3].T + move[:3, 3])
+        )
+    (pair,) = measure(turned, INDEX).pairs
+    assert pair.status == "pass"
+    flipped = change_views(turned, ("cam1",), VIEW_MISTAKES["CoppeliaSim axes"])
+    assert measure(flipped, INDEX).status("cam1") == "pass"
+    assert diagnose(turned, INDEX) is None
+
+
 def test_an_unknown_mistake_is_called_unknown(moments):
     turn = np.eye(4)
     turn[:2, :2] = [[0.8, -0.6], [0.6, 0.8]]
@@ -368,10 +384,25 @@ DISK_MISTAKES = {
     ),
     "swapped RGB/BGR": ("cameras/cam0/rgb", lambda x: x[..., ::-1].copy()),
 }
+FIXES = {
+    "wrong depth unit": "multiply depth_unit_m in dataset.json by 0.001",
+    "inverted extrinsics": "store the inverse of camera_to_world",
+    "transposed extrinsics": "transpose the 4x4 camera_to_world",
+    "OpenGL axes": "camera_to_world @ diag(1, -1, -1, 1)",
+    "unscaled intrinsics": "multiply the first row of the intrinsics by 0.1 and the second by 0.1",
+    "negative focal length": "store the absolute value of fx and fy",
+    "swapped RGB/BGR": "reverse the last axis of rgb",
+}
 INVERSES = {
     "wrong depth unit": lambda d: d / np.float32(1000),
     "unscaled intrinsics": lambda k: k * np.array([[0.1], [0.1], [1.0]]),
 }
+
+
+def printed(report: Report) -> str:
+    console = rich.console.Console(width=200, record=True, file=io.StringIO())
+    print_report(report, console)
+    return console.export_text()
 
 
 @pytest.mark.parametrize("name", list(DISK_MISTAKES))
@@ -380,13 +411,29 @@ def test_a_damaged_data_set_is_named_and_passes_with_its_fix(path, name):
     change(path, damage, array)
     report = quick(path)
     assert not report.passed
-    console = rich.console.Console(width=200, record=True, file=io.StringIO())
-    print_report(report, console)
-    text = console.export_text()
-    assert name in text
-    assert "FAIL" in text
+    text = printed(report)
+    for words in (name, FIXES[name], "FAIL"):
+        assert words in text
     change(path, INVERSES.get(name, damage), array)
     assert quick(path).passed
+
+
+def test_swapped_cameras_on_disk_are_named_with_the_fix(path):
+    dataset = Dataset(path)
+    for episode in dataset.episodes:
+        names = [f"cameras/{camera}/{key}" for camera in CAMERAS for key in ("rgb", "depth")]
+        values = dataset.read_many(episode.number, names)
+        replace_arrays(
+            path,
+            episode.number,
+            dict(zip(names, [*values.values()][2:] + [*values.values()][:2], strict=True)),
+        )
+    report = quick(path)
+    assert statuses(report) == dict.fromkeys(CAMERAS, "fail")
+    text = printed(report)
+    assert "Diagnosis: swapped cameras (cam0, cam1). Fix: exchange the images of cam0 and" in text
+    assert "cam0 and cam1 then agree to 0.0 mm" in text
+    assert "FAIL" in text
 
 
 def test_every_mistake_is_documented():
@@ -560,6 +607,17 @@ def test_images_off_by_frames_are_found(path, late):
     word = "late" if late > 0 else "early"
     assert f"images are {abs(late)} frames ({abs(late) / 2:g} s) {word}" in texts(report, "time")
     assert not report.passed
+
+
+@pytest.mark.parametrize("samples", [12, 40, 160])
+def test_signals_that_have_nothing_in_common_are_no_fault_of_the_clock(samples):
+    """As with a robot that moves at constant speed: the best of many lags is good by chance."""
+    rng = np.random.default_rng(samples)
+    verdicts = []
+    for _ in range(300):
+        robot, image = rng.normal(size=(2, 2, samples // 2))
+        verdicts.append(findings.lag_finding(signals.align([*robot], [*image]), 2.0).verdict)
+    assert verdicts.count("fail") <= 6
 
 
 def test_targets_that_do_not_lead_are_found(path):

@@ -203,6 +203,7 @@ RT, MS, RM = (FOLDERS[name] for name in ("robotwin", "maniskill", "robomimic"))
 DEPTH = f"{RM}/left_view_depth"
 LOOSE = np.eye(4)
 LOOSE[0, 0] = 1.1
+SMALL_JPEG = sources._jpeg(np.zeros((12, 16, 3), np.uint8))
 HDF5_CASES = [
     *(Case(n, "truncated", truncate(HDF5[n], 2000), (".h", "damaged or no HDF5")) for n in HDF5),
     *(Case(n, "empty file", replace(HDF5[n], b""), ("damaged or no HDF5",)) for n in HDF5),
@@ -318,6 +319,12 @@ HDF5_CASES = [
     ),
     Case(
         "robotwin",
+        "pictures differ in size",
+        edit("robotwin", array(f"{RT}/rgb", lambda d: np.array([d[0], d[1], SMALL_JPEG, d[3]]))),
+        ("frame 2", "is 12x16, the others of this camera are 24x32"),
+    ),
+    Case(
+        "robotwin",
         "link to another file",
         edit("robotwin", external_link),
         ("link to another file",),
@@ -327,6 +334,40 @@ HDF5_CASES = [
         "values in another file",
         edit("robotwin", external_values),
         ("keeps its values in another file",),
+    ),
+    *(
+        Case(
+            name,
+            "array without values",
+            edit(
+                name, lambda f, p=path: [remove(p)(f), f.create_dataset(p, data=h5py.Empty("f8"))]
+            ),
+            (f"{path.rpartition('/')[2]}' holds no values",),
+        )
+        for name, path in (
+            ("robotwin", f"{RT}/depth"),
+            ("maniskill", f"{MS}/rgb"),
+            ("robomimic", DEPTH),
+        )
+    ),
+    *(
+        Case(
+            name,
+            "array for group",
+            edit(name, lambda f, p=path: [remove(p)(f), f.create_dataset(p, data=1.0)]),
+            (f"'{words}' is an array, expected a group",),
+        )
+        for name, path, words in (
+            ("robotwin", "observation", "observation"),
+            ("maniskill", "traj_0", "traj_0"),
+            ("robomimic", "data/demo_0/obs", "obs"),
+        )
+    ),
+    Case(
+        "robotwin",
+        "OpenGL pose infinite",
+        edit("robotwin", array(f"{RT}/cam2world_gl", at(1, np.inf))),
+        ("frame 1", "cam2world_gl: a value is NaN or infinite"),
     ),
     Case(
         "robotwin",
@@ -391,6 +432,33 @@ HDF5_CASES = [
     ),
     Case(
         "maniskill",
+        "NaN joints",
+        edit("maniskill", array("traj_0/obs/agent/qpos", at(1, np.nan))),
+        ("frame 1", "joint_positions: a value is NaN"),
+    ),
+    Case(
+        "maniskill",
+        "poses of another shape",
+        edit(
+            "maniskill",
+            array(
+                "traj_0/obs/sensor_param/left_view/extrinsic_cv",
+                lambda p: np.moveaxis(p[:, :3], 1, 2),
+            ),
+        ),
+        ("extrinsic_cv' has shape (4, 4, 3)",),
+    ),
+    Case(
+        "maniskill",
+        "pose transposed",
+        edit(
+            "maniskill",
+            array("traj_0/obs/sensor_param/left_view/extrinsic_cv", lambda p: np.swapaxes(p, 1, 2)),
+        ),
+        ("frame 0", "differs from the inverse of extrinsic_cv"),
+    ),
+    Case(
+        "maniskill",
         "no qpos",
         edit("maniskill", remove("traj_0/obs/agent/qpos")),
         ("obs/agent", "expected qpos"),
@@ -450,6 +518,40 @@ HDF5_CASES = [
     ),
     Case(
         "robomimic",
+        "depth shorter",
+        edit("robomimic", array(DEPTH, lambda d: d[:-1])),
+        ("left_view_depth' has shape (3, 24, 32, 1)",),
+    ),
+    Case(
+        "robomimic",
+        "infinite joints",
+        edit("robomimic", array(f"{RM}/robot0_joint_pos", at(3, np.inf))),
+        ("frame 3", "joint_positions: a value is NaN or infinite"),
+    ),
+    Case(
+        "robomimic",
+        "fingers of unequal length",
+        edit("robomimic", array(f"{RM}/robot0_gripper_qpos", lambda q: q[:-1])),
+        ("robot0_gripper_qpos' has shape (3, 1)",),
+    ),
+    Case(
+        "robomimic",
+        "no such camera",
+        lambda _: None,
+        ("no camera 'agentview'", "left_view, right_view"),
+        ("--cameras", "agentview"),
+    ),
+    Case(
+        "robomimic",
+        "camera named ..",
+        edit(
+            "robomimic",
+            lambda f: [f[RM].move(f"left_view_{k}", f".._{k}") for k in ("image", "depth")],
+        ),
+        ("camera name '..' cannot be the name of a folder",),
+    ),
+    Case(
+        "robomimic",
         "camera_info no JSON",
         edit("robomimic", lambda f: f["data/demo_0"].attrs.__setitem__("camera_info", "{")),
         ("'camera_info' is no JSON",),
@@ -476,6 +578,14 @@ HDF5_CASES = [
             ),
         ),
         ("episode demo_0: ", "MuJoCo cannot compile", "repeated name"),
+    ),
+    Case(
+        "robomimic",
+        "mask of one name",
+        edit(
+            "robomimic", lambda f: [remove("mask/train")(f), f.__setitem__("mask/train", "demo_0")]
+        ),
+        ("'mask/train' has shape (), expected (any)",),
     ),
     Case(
         "robomimic",
@@ -539,6 +649,12 @@ FOLDER_CASES = [
         calibration(camera_to_world=np.diag([1.0, 1, -1, 1]).tolist()),
         ("determinant -1",),
     ),
+    Case(
+        "folder",
+        "pose transposed",
+        calibration(camera_to_world=SCENE.views["left_view"].poses[0].T.tolist()),
+        ("frame 0", "the last column is: the matrix is transposed"),
+    ),
     Case("folder", "another aspect", calibration(image_size=[480, 480]), ("another aspect ratio",)),
     Case(
         "folder",
@@ -564,6 +680,15 @@ FOLDER_CASES = [
     Case("folder", "column twice", rewrite(TABLE, "elbow,", "shoulder,"), ("every column once",)),
     Case("folder", "column missing", rewrite(TABLE, "elbow,", "hip,"), ("no column 'elbow'",)),
     Case("folder", "short row", row(2, lambda r: r[:-1]), ("frame 2", "expected 7 numbers")),
+    Case("folder", "one cell in a row", row(3, lambda r: r[:1]), ("frame 3", "expected 7 numbers")),
+    Case(
+        "folder",
+        "time in nanoseconds",
+        lambda p: [
+            row(k, lambda r: [str(1e9 * float(r[0])), *r[1:]])(p) for k in range(SCENE.frames)
+        ],
+        ("4 frames last 1.5e+09 s, 3e+09 control steps", "Time stamps are seconds"),
+    ),
     Case(
         "folder",
         "text in a row",
@@ -615,6 +740,18 @@ FOLDER_CASES = [
         "pictures differ in size",
         picture("left_view/rgb/000002.png", np.zeros((12, 16, 3), np.uint8)),
         ("frame 2", "is 12x16, the others of this camera are 24x32"),
+    ),
+    Case(
+        "folder",
+        "depth differs in size",
+        picture("left_view/depth/000003.png", np.ones((12, 16), np.uint16)),
+        ("frame 3", "left_view/depth/000003.png is 12x16"),
+    ),
+    Case(
+        "folder",
+        "depth all unknown in one frame",
+        picture("left_view/depth/000001.png", np.zeros((24, 32), np.uint16)),
+        ("frame 1", "no valid depth"),
     ),
     Case(
         "folder",
@@ -683,6 +820,51 @@ RLBENCH_CASES = [
     ),
     Case("rlbench", "no near plane", misc("near", float("nan")), ("frame 2", "camera_near")),
     Case("rlbench", "pose 3x4", misc("extrinsics", np.eye(4)[:3]), ("frame 2", "extrinsics")),
+    Case(
+        "rlbench",
+        "pose NaN",
+        misc("extrinsics", np.full((4, 4), np.nan)),
+        ("frame 2", "extrinsics"),
+    ),
+    Case(
+        "rlbench",
+        "pose scaled",
+        misc("extrinsics", 2 * np.eye(4), frame=1),
+        ("frame 1", "camera_to_world"),
+    ),
+    Case(
+        "rlbench",
+        "joints of unequal length",
+        states(lambda o: [setattr(o[3], "joint_positions", np.zeros(3)), o][1]),
+        ("frame 3", "joint_positions"),
+    ),
+    Case(
+        "rlbench",
+        "pictures differ in size",
+        picture("left_view_rgb/2.png", np.zeros((12, 16, 3), np.uint8)),
+        ("frame 2", "left_view_rgb/2.png is 12x16"),
+    ),
+    Case(
+        "rlbench",
+        "picture too many",
+        lambda p: shutil.copy(
+            only("left_view_depth/0.png")(p), only("left_view_depth")(p) / "4.png"
+        ),
+        ("frame 4", "left_view_depth has 5 pictures"),
+    ),
+    Case(
+        "rlbench",
+        "depth missing",
+        lambda p: [shutil.rmtree(f) for f in list(p.rglob("*_depth"))],
+        ("the folder left_view_depth is missing",),
+    ),
+    Case(
+        "rlbench",
+        "cameras flag leads out",
+        lambda _: None,
+        ("camera name '../left_view' cannot be",),
+        ("--cameras", "../left_view"),
+    ),
     Case(
         "rlbench",
         "resized pictures",
@@ -795,6 +977,21 @@ def test_a_disk_error_is_not_blamed_on_the_source(originals, tmp_path, capsys):
     out = str(tmp_path / "file" / "out")
     assert main(["data", "import", "maniskill", source, "--out", out, "--skip-bad"]) == 2
     assert "Could not write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "episodes", ["null", "5", "[3]", '[{"episode_id": [0]}]', '[{"episode_id": {"a": 1}}]']
+)
+def test_what_the_json_of_maniskill_says_of_success_may_be_anything(
+    originals, tmp_path, monkeypatch, episodes
+):
+    """It is not needed, so it does not stop an import."""
+    shutil.copytree(originals / "maniskill", tmp_path / "source")
+    (file,) = (tmp_path / "source").glob("*.json")
+    file.write_text(f'{{"episodes": {episodes}}}')
+    monkeypatch.chdir(tmp_path)
+    words = "data import maniskill source --out out --rate 2 --workers 1 --no-check"
+    assert main(words.split()) == 0
 
 
 # --- pickles ------------------------------------------------------------------------------------

@@ -393,6 +393,16 @@ def eight_bit(path: Path) -> None:
     lerobot_sources.write_video(path / DEPTH, frames, *lerobot_sources._rgb_options(lossless=False))
 
 
+def rename_features(path: Path) -> None:
+    def rename(name: str) -> str:
+        return name.replace("images.left_view", "images/../../../x")
+
+    change_info(
+        lambda info: info.update(features={rename(k): v for k, v in info["features"].items()})
+    )(path)
+    change_table(lambda t: t.rename_columns([rename(n) for n in t.column_names]), EPISODES)(path)
+
+
 def no_depth(info: dict[str, Any]) -> None:
     for key in [key for key in info["features"] if key.endswith("_depth")]:
         del info["features"][key]
@@ -415,6 +425,13 @@ CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         change_info(lambda info: info.update(codebase_version="v4.0")),
         ("codebase_version 'v4.0'", "v3.0 and v2.1", "Convert"),
     ),
+    "version before the episodes' table": (
+        change_info(lambda info: info.update(codebase_version="v2.0")),
+        ("codebase_version 'v2.0'", "Convert"),
+    ),
+    "version that is no text": (
+        change_info(lambda info: info.update(codebase_version=["v3.0"])), ("version ['v3.0']",),
+    ),
     "no version": (change_info(lambda info: info.pop("codebase_version")), ("version None",)),
     "lance": (
         change_info(lambda info: info.update(storage_format="lance")),
@@ -425,6 +442,13 @@ CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "path out of the data set": (
         change_info(lambda info: info.update(data_path="../../{chunk_index}.parquet")),
         ("data_path = '../../", "leads to no file"),
+    ),
+    "videos out of the data set": (
+        change_info(lambda info: info.update(video_path="../../{video_key}.mp4")),
+        ("video_path = '../../", "leads to no file"),
+    ),
+    "camera named out of the data set": (
+        rename_features, ("video_path", "leads to no file"),
     ),
     "path with an attribute": (
         change_info(lambda info: info.update(video_path="{video_key.__class__}")),
@@ -472,6 +496,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "backwards time": (
         change_table(column("timestamp", lambda v: [*v[:2], 0.1, *v[3:]])),
         ("frame 2: time_s: the time stamp is not later",),
+    ),
+    "repeated time": (
+        change_table(column("timestamp", lambda v: [*v[:3], v[2], *v[4:]])),
+        ("episode episode_000000, frame 3: time_s: the time stamp is not later",),
     ),
     "rows of another episode": (
         change_table(lambda t: t.slice(0, 6)), ("the table has 6 rows, meta/episodes says 8",)
@@ -524,6 +552,27 @@ def test_a_broken_source_is_one_line_and_leaves_nothing(name, good, urdf, tmp_pa
     if out.exists():  # the fault came after good episodes: they are kept, but not taken for all
         with pytest.raises(UserError, match="is incomplete"):
             Dataset(out)
+
+
+@pytest.mark.parametrize(
+    ("depth", "words"),
+    [
+        (np.full(sources.SIZE, np.nan), "no valid depth"),
+        (np.ones((12, 16)), "is 12x16, the others of this camera are 24x32"),
+        (None, "holds no picture"),
+    ],
+)
+def test_a_depth_image_of_the_table_that_is_none_is_named(tmp_path, urdf, depth, words):
+    path, key = tmp_path / "source", f"{LEFT}_depth"
+    lerobot_sources.write_lerobot(path, SCENES, coding="tiff", tiff=np.float32)
+    bad = {"bytes": None, "path": None}
+    if depth is not None:
+        bad = lerobot_sources._tiff(depth, np.float32)
+    change_table(column(key, lambda v: [*v[:10], bad, *v[11:]]))(path)
+    with pytest.raises(UserError) as caught:
+        import_dataset("lerobot", path, tmp_path / "out", robot=urdf)
+    assert "episode episode_000001, frame 2: " in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_depth_without_a_unit_is_refused(tmp_path, urdf):

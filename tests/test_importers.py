@@ -297,6 +297,25 @@ def test_a_robot_model_that_does_not_fit_is_refused_with_both_lists():
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('multiplier="-1"', 'multiplier="nan"', "a <mimic> of the robot model is no number"),
+        ('offset="0.001"', 'offset="inf"', "a <mimic> of the robot model is no number"),
+        (f'xyz="{sources.LENGTHS[1]} 0 0"', 'xyz="nan 0 0"', "link 'tool' at NaN or infinity"),
+    ],
+)
+def test_numbers_of_a_robot_model_that_are_none_are_refused(old, new, words):
+    assert old in sources.URDF
+
+    def poses() -> np.ndarray:
+        model = RobotModel(sources.URDF.replace(old, new), Path("arm.urdf"), JOINTS)
+        return model.link_poses(np.zeros((2, 3)), np.eye(4))
+
+    with pytest.raises(UserError, match=words):
+        poses()
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "is no XML"),

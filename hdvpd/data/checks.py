@@ -142,10 +142,11 @@ def check_rigid(
     """
     check_finite(place, name, poses)
     rotation = poses[:, :3, :3]
-    product = rotation @ rotation.transpose(0, 2, 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # huge numbers are no rotation either
+        product = rotation @ rotation.transpose(0, 2, 1)
     error = np.abs(product - np.eye(3)[None]).max(axis=(1, 2))
     determinant = np.linalg.det(rotation)
-    good = (error < ROTATION_TOLERANCE) & (determinant > 0)
+    good = (error < ROTATION_TOLERANCE) & (determinant > 0)  # False for NaN
     worst = int(np.argmin(good))
     place.require(
         np.asarray(good),
@@ -154,8 +155,15 @@ def check_rigid(
         f"determinant {determinant[worst]:.3g})",
         remedy,
     )
-    last = np.abs(poses[:, 3] - np.array([[0.0, 0.0, 0.0, 1.0]])).max(axis=1)
-    place.require(np.asarray(last < 1e-9), name, "the last row is not 0 0 0 1", remedy)
+    good, transposed = (_ends_in_unit(rows) for rows in (poses[:, 3], poses[:, :, 3]))
+    found = "the last row is not 0 0 0 1"
+    if transposed.all():
+        found += ", but the last column is: the matrix is transposed"
+    place.require(good, name, found, remedy)
+
+
+def _ends_in_unit(rows: Float[np.ndarray, "f 4"]) -> Bool[np.ndarray, "f"]:
+    return np.asarray(np.abs(rows - np.array([[0.0, 0.0, 0.0, 1.0]])).max(axis=1) < 1e-9)
 
 
 def check_finite(place: AbstractPlace, name: str, values: Shaped[np.ndarray, "f ..."]) -> None:

@@ -169,9 +169,11 @@ def robot_findings(camera: str, evidence: Evidence) -> Iterator[Finding]:
         text = "no robot/link_to_world: the robot's place in the images is not checked"
         yield Finding("robot", "unproven", text)
     elif robot.status == "unproven":
+        few = robot.judged == robot.inside
         text = (
-            f"the robot is hardly visible ({robot.judged} of {robot.inside} kinematic points "
-            "inside the image can be judged)"
+            f"{'too few points in view' if few else 'the robot is hardly visible'} ({robot.judged} "
+            f"of {robot.inside} kinematic points inside the image can be judged, "
+            f"{limits.MIN_ROBOT_POINTS} are needed)"
         )
         yield Finding("robot", "unproven", text)
     else:
@@ -205,7 +207,9 @@ def lag_finding(lag: signals.Lag | None, rate_hz: float) -> Finding:
         f"{max(lag.correlations):.2f}; {lag.at_zero:.2f} without lag, {lag.samples} samples)"
     )
     gain = max(lag.correlations) - lag.at_zero
-    if max(lag.correlations) < limits.LAG_CORRELATION:
+    if max(lag.correlations) < max(
+        limits.LAG_CORRELATION, limits.LAG_SIGMAS / np.sqrt(lag.samples)
+    ):
         return Finding("time", "unproven", numbers)
     if gain > max(limits.LAG_GAIN, 2 / np.sqrt(lag.samples)):
         late = "late" if lag.best > 0 else "early"

@@ -62,6 +62,10 @@ LAG_GAIN = 0.10
 """By how much another lag must correlate better than lag 0 to be believed, at least."""
 LAG_CORRELATION = 0.30
 """A correlation below this between robot and image motion says nothing about their lag."""
+LAG_SIGMAS = 3.0
+"""Nor does one below this many times 1 / sqrt(samples), the spread of a correlation of unrelated
+signals: the best of many lags exceeds twice that often enough, and a robot at constant speed gives
+nothing but unrelated signals."""
 COLOR_ANGLE = 0.05
 """By how much [rad] observed colours must fit one reading of the channels better than the other."""
 SUGGESTED_COVER = 0.99

@@ -13,7 +13,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.agreement import Evidence, measure
+from hdvpd.data.calibration.agreement import Evidence, PairEvidence, measure
 from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.images import sentinel
 from hdvpd.data.calibration.views import Moment, View, camera_directions
@@ -116,7 +116,11 @@ def _best_step(
     pairs = [pair for pair in itertools.combinations(everywhere, 2) if pair[0].name != pair[1].name]
     for options in (singles, pairs):
         tried = [(option, _undone(option, moments, index, max_points)) for option in options]
-        better = [trial for trial in tried if _passing(trial[1]) > _passing(current)]
+        better = [
+            (option, evidence)
+            for option, evidence in tried
+            if _passing(evidence) > _passing(current) and not _parts(current, evidence)
+        ]
         if better:
             best, evidence = max(better, key=lambda trial: _rank(trial[1]))
             equal = [o for o, e in better if _rank(e)[:2] == _rank(evidence)[:2]]
@@ -132,6 +136,16 @@ def _undone(
     for mistake in option:
         moments = _repaired(mistake, moments)
     return measure(moments, index, max_points)
+
+
+def _parts(before: Evidence, after: Evidence) -> bool:
+    """Say whether cameras that agreed no longer do: no explanation, whatever else it improves."""
+    agreed = {p.cameras for p in before.pairs if _agrees(p)}
+    return any(p.cameras in agreed and not _agrees(p) for p in after.pairs)
+
+
+def _agrees(pair: PairEvidence) -> bool:
+    return pair.status != "unproven" and pair.median_m <= pair.median_limit_m
 
 
 def _rank(evidence: Evidence) -> tuple[int, int, float]:

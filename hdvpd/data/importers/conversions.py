@@ -209,7 +209,8 @@ def metric_depth(depth: np.ndarray, unit_m: float) -> Float[np.ndarray, "h w"]:
     Returns:
       float32; NaN, infinite and negative values became 0.
     """
-    depth_m = depth.astype(np.float32)
+    with np.errstate(over="ignore"):  # infinite is invalid
+        depth_m = depth.astype(np.float32)
     if unit_m != 1.0:
         depth_m *= np.float32(unit_m)
     return np.where(valid_depth(depth_m), depth_m, np.float32(0))

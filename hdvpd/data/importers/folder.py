@@ -241,7 +241,9 @@ def _read_table(place: base.SourcePlace, file: Path) -> dict[str, np.ndarray]:
     values = np.zeros((len(rows), len(names)))
     for k, row in enumerate(rows):
         try:
-            values[k] = [float(cell) for cell in row]
+            # One cell alone, as in a file cut off in its last row, would fill the whole row.
+            for column, cell in enumerate(row if len(row) == len(names) else [""]):
+                values[k, column] = float(cell)
         except ValueError as error:
             raise place.error(
                 f"{TABLE} has {len(row)} cells in this row, {','.join(row)!r}, expected "

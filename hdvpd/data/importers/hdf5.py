@@ -65,10 +65,14 @@ class Node:
         self.place, self._group = place, group
 
     def names(self, path: str = "") -> tuple[str, ...]:
-        """List what a group holds, in the order of the file; nothing if there is no such group."""
-        if path and path not in self:
-            return ()
-        return tuple(self._get(path)) if path else tuple(self._group)
+        """List what a group holds, in the order of the file; nothing if there is no such group.
+
+        Raises:
+          BadEpisodeError: there is an array in its place.
+        """
+        if not path:
+            return tuple(self._group)
+        return self.group(path).names() if path in self else ()
 
     def __contains__(self, path: str) -> bool:
         """Say whether there is a group or array."""
@@ -81,11 +85,14 @@ class Node:
         """Return a group inside this one.
 
         Raises:
-          BadEpisodeError: there is none.
+          BadEpisodeError: there is none, or an array in its place.
         """
         if path not in self:
             raise self.place.error(f"the group '{path}' is missing", _REMEDY)
-        return Node(self.place, self._get(path))
+        found = self._get(path)
+        if hasattr(found, "shape"):
+            raise self.place.error(f"'{path}' is an array, expected a group", _REMEDY)
+        return Node(self.place, found)
 
     def attribute(self, name: str) -> Any:
         """Return an attribute, text decoded, or None."""
@@ -185,6 +192,8 @@ class Node:
         found = self._get(path)
         if not hasattr(found, "shape"):
             raise self.place.error(f"'{path}' is a group, expected an array", _REMEDY)
+        if found.shape is None:  # HDF5's null dataspace
+            raise self.place.error(f"'{path}' holds no values", _REMEDY)
         if found.external or found.is_virtual:
             raise self.place.error(
                 f"'{path}' keeps its values in another file", "Copy it with h5repack first."

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ class Info:
         about, shape = self.about(key), self.features[key].get("shape")
         if about.get("is_depth_map") or about.get("video.is_depth_map"):
             return True
-        return isinstance(shape, Sequence) and 1 in shape and "depth" in key.lower()
+        return isinstance(shape, list) and 1 in shape and "depth" in key.lower()
 
 
 def read_info(path: Path) -> Info:
@@ -179,7 +179,7 @@ def read_info(path: Path) -> Info:
         raise UserError(f"{file} cannot be read as JSON ({reason}); download it again.") from error
     raw = raw if isinstance(raw, Mapping) else {}
     version = raw.get("codebase_version")
-    if version not in VERSIONS:
+    if not isinstance(version, str) or version not in VERSIONS:
         raise UserError(
             f"{file} has codebase_version {version!r}; hdvpd reads {' and '.join(VERSIONS)}. "
             "Convert the data set with LeRobot's own scripts."

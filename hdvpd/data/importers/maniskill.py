@@ -50,9 +50,10 @@ class ManiSkillSource(base.AbstractSource):
 
     def _list(self, file: Path, several: bool) -> list[base.SourceEpisode]:
         about = _about(file)
+        listed = about.get("episodes")
         success = {
-            entry.get("episode_id"): entry.get("success")
-            for entry in about.get("episodes", [])
+            str(entry.get("episode_id")): entry.get("success")
+            for entry in (listed if isinstance(listed, list) else [])
             if isinstance(entry, Mapping)
         }
         with open_hdf5(file) as stream:
@@ -62,7 +63,7 @@ class ManiSkillSource(base.AbstractSource):
         prefix = f"{file.relative_to(self.path)}/" if several else ""
         episodes = []
         for name in names:
-            judged = success.get(base.number_in(name)[0])
+            judged = success.get(str(base.number_in(name)[0]))
             episodes.append(
                 base.SourceEpisode(
                     name=prefix + name,

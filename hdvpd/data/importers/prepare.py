@@ -19,6 +19,8 @@ REACH_M = 0.5
 """The guessed workspace box extends this far around the robot's links."""
 MARGIN_M = 0.05
 MIN_FRAMES = 2
+MAX_STEPS_PER_FRAME = 100
+"""Frames this much rarer than control steps have time stamps in another unit."""
 TOOL_TOLERANCE_M = 0.01
 """A recorded tool that moves more than this against every link does not belong to the model."""
 
@@ -158,6 +160,14 @@ def _resample(
         "the time stamp is not later than the one before",
         "Time stamps are seconds and strictly increase; remove repeated frames.",
     )
+    # Before a grid over it is made: nanoseconds taken for seconds would fill the memory.
+    steps = (time[-1] - time[0]) / step_s
+    if steps > MAX_STEPS_PER_FRAME * len(time):
+        raise place.error(
+            f"time_s: its {len(time)} frames last {time[-1] - time[0]:.4g} s, {steps:.3g} control "
+            "steps",
+            "Time stamps are seconds: milliseconds or nanoseconds must be converted.",
+        )
     rows, offsets = conversions.nearest_rows(time, step_s)
     if len(rows) < MIN_FRAMES:
         raise place.error(
@@ -197,9 +207,15 @@ def _links(
 ) -> _Links:
     if not (settings.robot_file or recording.robot_xml):
         return _tools(recording, place, rows)
-    model, source = _robot_model(recording, place, settings)
     _require_rigid(place, "base_to_world", recording.base_to_world[None])
-    measured = model.link_poses(positions, recording.base_to_world)
+    try:
+        model, source = _robot_model(recording, place, settings)
+        measured = model.link_poses(positions, recording.base_to_world)
+        commanded = model.link_poses(targets, recording.base_to_world)
+    except UnusableRobotError as error:
+        if settings.robot_file:
+            raise
+        raise place.error(str(error).rstrip(".")) from error  # only this episode's
     names = [link.name for link in model.links]
     tools = (
         compare_tool(tool.name, tool.to_world[rows], names, measured)
@@ -207,7 +223,7 @@ def _links(
     )
     return _Links(
         measured=measured,
-        commanded=model.link_poses(targets, recording.base_to_world),
+        commanded=commanded,
         description=[
             {"name": link.name, "arm": link.arm} | ({"parent": link.parent} if link.parent else {})
             for link in model.links
@@ -253,10 +269,7 @@ def _robot_model(
     file = settings.robot_file
     if file:
         return RobotModel(settings.robot_text, file, recording.joints), file.name
-    try:
-        model = RobotModel(recording.robot_xml, place.file, recording.joints)
-    except UnusableRobotError as error:  # only this episode's
-        raise place.error(str(error).rstrip(".")) from error
+    model = RobotModel(recording.robot_xml, place.file, recording.joints)
     return model, "robot model of the source"
 
 
@@ -345,8 +358,9 @@ def _still(values: np.ndarray) -> np.ndarray:
 
 
 def _require_finite(place: base.SourcePlace, name: str, values: np.ndarray) -> None:
+    good = np.abs(values) <= np.finfo(np.float32).max  # as stored; False for NaN
     place.require(
-        np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1)),
+        np.asarray(good.reshape(len(values), -1).all(axis=1)),
         name,
         "a value is NaN or infinite",
         "Record or export it again.",

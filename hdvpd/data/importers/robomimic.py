@@ -183,7 +183,8 @@ class _Model:
 
     def __init__(self, demo: Node) -> None:
         self._place = demo.place
-        self.text = str(demo.attribute("model_file") or "")
+        text = demo.attribute("model_file")
+        self.text = text if isinstance(text, str) else ""
         self._cameras: dict[str, tuple[str, ElementTree.Element]] = {}
         self.joints: tuple[str, ...] = ()
         if not self.text:
@@ -341,6 +342,7 @@ def _splits(root: Node) -> dict[str, str]:
     split = {}
     for mask, name in SPLITS.items():
         if f"mask/{mask}" in root:
+            root.check_shape(f"mask/{mask}", (None,))
             rows = root.rows(f"mask/{mask}", range(root.shape(f"mask/{mask}")[0]))
             split |= {_text(row): name for row in rows}
     return split

@@ -5,6 +5,7 @@ compiles the model, so mesh files need not be there and `package://` paths do no
 """
 
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -133,6 +134,9 @@ class RobotModel:
 
         Returns:
           Poses of `links` in the world frame [m].
+
+        Raises:
+          UnusableRobotError: the model holds NaN or infinite numbers, which MuJoCo lets pass.
         """
         poses = np.zeros((len(values), len(self.links), 4, 4))
         poses[..., 3, 3] = 1.0
@@ -144,6 +148,12 @@ class RobotModel:
             self._mujoco.mj_kinematics(self._model, data)
             poses[f, :, :3, :3] = data.xmat[self._bodies].reshape(-1, 3, 3)
             poses[f, :, :3, 3] = data.xpos[self._bodies]
+        if not np.isfinite(poses).all():
+            link = self.links[int(np.argmin(np.isfinite(poses).all(axis=(0, 2, 3))))].name
+            raise UnusableRobotError(
+                f"{self._file}: the robot model puts link {link!r} at NaN or infinity. Repair the "
+                "numbers of its joints and origins."
+            )
         return base_to_world @ poses
 
     def skeleton(self, joints: Sequence[Joint]) -> dict[str, Any]:
@@ -287,11 +297,12 @@ def _strip_urdf(root: ElementTree.Element, file: Path) -> tuple[str, dict[str, M
         for joint in root.iter("joint"):
             mimic = joint.find("mimic")
             if mimic is not None:
-                mimics[joint.get("name", "")] = Mimic(
-                    mimic.get("joint", ""),
-                    float(mimic.get("multiplier", "1")),
-                    float(mimic.get("offset", "0")),
+                factor, offset = (
+                    float(mimic.get(*pair)) for pair in (("multiplier", "1"), ("offset", "0"))
                 )
+                if not (math.isfinite(factor) and math.isfinite(offset)):
+                    raise ValueError(f"{factor:g} * joint + {offset:g}")
+                mimics[joint.get("name", "")] = Mimic(mimic.get("joint", ""), factor, offset)
                 joint.remove(mimic)
     except ValueError as error:
         raise UnusableRobotError(

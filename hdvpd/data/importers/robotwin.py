@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data.checks import check_finite
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.errors import UserError
@@ -151,6 +152,7 @@ def check_opengl_pose(camera: Node, camera_to_world: Float[np.ndarray, "f 4 4"])
     if "cam2world_gl" not in camera:
         return
     recorded = camera.read("cam2world_gl", (len(camera_to_world), 4, 4))
+    check_finite(camera.place, "cam2world_gl", recorded)
     difference = np.abs(recorded @ conversions.AXES["opengl"] - camera_to_world).max(axis=(1, 2))
     camera.place.require(
         np.asarray(difference < MAX_DISAGREEMENT),
