@@ -244,6 +244,20 @@ def test_kinematics_of_a_urdf_without_its_meshes():
     assert "grip -> finger (x 0.04)" in model.report[0]
 
 
+def test_a_mimic_of_a_mimic_adds_both_offsets_wherever_it_stands():
+    third = """<link name="finger_c"/>
+  <joint name="finger_third" type="prismatic"><parent link="tool"/><child link="finger_c"/>
+    <axis xyz="0 1 0"/><limit lower="-1" upper="1" effort="1" velocity="1"/>
+    <mimic joint="finger_mirror" multiplier="2" offset="0.5"/></joint>
+  <joint name="finger" """
+    text = sources.URDF.replace('<joint name="finger" ', third)
+    model = RobotModel(text, Path("arm.urdf"), JOINTS)
+    poses = model.link_poses(np.array([[0.0, 0.0, 1.0]]), np.eye(4))
+    names = [link.name for link in model.links]
+    inside = np.linalg.inv(poses[0, names.index("tool")]) @ poses[0, names.index("finger_c")]
+    np.testing.assert_allclose(inside[1, 3], 0.5 + 2 * (0.001 - 0.04), atol=1e-9)
+
+
 def test_kinematics_of_an_mjcf_equal_those_of_the_whole_model():
     draw = bimanual_scene.draw_scene("can", np.random.default_rng(0))
     text = bimanual_scene.scene_xml(draw, 24, 32)

@@ -190,10 +190,12 @@ class RobotModel:
                     "in 'joints' of the calibration file (docs/importing.md)."
                 )
             moved |= {n: (column, f, 0.0) for n, f in targets.items() if n in addresses}
-        for name, mimic in self._mimics.items():
-            if name not in moved and mimic.joint in moved:
-                column, factor, _ = moved[mimic.joint]
-                moved[name] = (column, factor * mimic.factor, mimic.offset)
+        for _ in self._mimics:  # one may follow another that stands after it in the file
+            for name, mimic in self._mimics.items():
+                if name not in moved and mimic.joint in moved:
+                    column, factor, offset = moved[mimic.joint]
+                    own = mimic.factor * offset + mimic.offset
+                    moved[name] = (column, mimic.factor * factor, own)
         self._moved = moved
         self._still = [name for name in addresses if name not in moved]
         if not moved:
