@@ -318,7 +318,8 @@ def test_a_robot_model_that_does_not_fit_is_refused_with_both_lists():
         (f'xyz="{sources.LENGTHS[1]} 0 0"', 'xyz="nan 0 0"', "link 'tool' at NaN or infinity"),
     ],
 )
-def test_numbers_of_a_robot_model_that_are_none_are_refused(old, new, words):
+def test_numbers_of_a_robot_model_that_are_none_are_refused(tmp_path, monkeypatch, old, new, words):
+    monkeypatch.chdir(tmp_path)
     assert old in sources.URDF
 
     def poses() -> np.ndarray:
@@ -327,6 +328,7 @@ def test_numbers_of_a_robot_model_that_are_none_are_refused(old, new, words):
 
     with pytest.raises(UserError, match=words):
         poses()
+    assert not list(tmp_path.iterdir())  # no MUJOCO_LOG.TXT
 
 
 @pytest.mark.parametrize(

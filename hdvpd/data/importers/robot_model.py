@@ -4,11 +4,12 @@ Only the kinematic tree is used. Meshes, masses, contacts and actuators are remo
 compiles the model, so mesh files need not be there and `package://` paths do not matter.
 """
 
+import contextlib
 import itertools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ class RobotModel:
         self._mujoco = _load_mujoco()
         kinematics, self._mimics = _kinematics_only(text, file)
         try:
-            self._model = self._mujoco.MjModel.from_xml_string(kinematics)
+            with _without_log(self._mujoco):
+                self._model = self._mujoco.MjModel.from_xml_string(kinematics)
         except ValueError as error:
             raise UnusableRobotError(
                 f"{file}: MuJoCo cannot compile the robot model ({' '.join(str(error).split())}). "
@@ -276,6 +278,17 @@ def _load_mujoco() -> Any:
             "`pip install 'hdvpd[sim]'`."
         ) from error
     return mujoco
+
+
+@contextlib.contextmanager
+def _without_log(mujoco: Any) -> Iterator[None]:
+    """Keep MuJoCo from writing its warnings to a file in the current folder."""
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda _: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def _kinematics_only(text: str, file: Path) -> tuple[str, dict[str, Mimic]]:
