@@ -42,7 +42,7 @@ class HypercubeMask(AbstractMask):
         move = -jnp.expm1(-2 * self.diffusion_time) / 2
         edge = jnp.stack([jnp.stack([stay, move]), jnp.stack([move, stay])])
         num_columns = x.shape[1]
-        # Passes of equal size: one more for a bit that is left over would double the memory read.
+        # Passes of about equal size: a bit that is left over would cost a pass of its own.
         for bits in np.array_split(range(self.dimension), max(1, round(self.dimension / _BITS))):
             if not len(bits):
                 continue
