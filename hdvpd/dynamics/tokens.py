@@ -146,7 +146,7 @@ class ReadOut(nnx.Module):
         moved = raw[:, :3]
         if self.config.carry:
             # The last output says how far a particle goes along with the skeleton at its place:
-            # a gate is learned much sooner than the motion itself (docs/results.md).
+            # a gate is learned much sooner than the motion itself (docs/lab-book.md).
             moved += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3] / bound
         return Change(
             displacement=bound * jnp.tanh(moved),

@@ -166,7 +166,7 @@ class Renderer(nnx.Module):
             )  # fmt: skip
             rgb, density = self.mlp(jnp.asarray(annular_features(sums)))
             # Fading with the widest kernel's weight keeps density continuous at the cutoff and
-            # tells positions where density should be; it also learns faster (docs/results.md).
+            # tells positions where density should be; it also learns faster (docs/lab-book.md).
             density *= jnp.minimum(sums[:, widest, -1], 1.0)
             return jnp.concatenate([rgb, density[:, None]], axis=-1)
 

@@ -98,7 +98,7 @@ def tree_mask(forest: Forest, values: Float[Array, "f"]) -> TreeMask:
     """Prepare M_ij = f(dist(i, j)) by the form that is fastest for the forest, on the host.
 
     That is the blocks: they were faster than level arrays on every shape measured, from stars to
-    binary trees, down to trees of one node (docs/results.md).
+    binary trees, down to trees of one node (docs/lab-book.md).
 
     Args:
       forest: the trees.
