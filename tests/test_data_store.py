@@ -47,6 +47,26 @@ def test_every_array_is_read_back_as_it_was_written(path):
         np.testing.assert_array_equal(stored, values)
 
 
+def test_a_data_set_says_where_targets_and_links_come_from(path):
+    dataset = Dataset(path)
+    assert dataset.joint_positions_source == "measured"
+    assert dataset.joint_targets_source == "commanded"
+    assert dataset.links_source == "synthetic-two-link"
+    assert dataset.moving_cameras == ()
+    edit_json(
+        path / "episodes/000001/episode.json",
+        joint_targets_source="next_positions",
+        links_source="arm.urdf",
+    )
+    cameras = dataset.info.raw["cameras"]
+    cameras = cameras | {"cam1": cameras["cam1"] | {"mount": "tcp"}}
+    edit_json(path / "dataset.json", cameras=cameras)
+    mixed = Dataset(path)
+    assert mixed.joint_targets_source == "commanded, next_positions"
+    assert mixed.links_source == "arm.urdf, synthetic-two-link"
+    assert mixed.moving_cameras == ("cam1",)
+
+
 def test_a_window_is_a_slice_and_fixed_cameras_are_whole(path):
     dataset = Dataset(path)
     whole = dataset.read(0, "cameras/cam1/rgb")

@@ -137,9 +137,14 @@ def test_joints_times_and_links_arrive_as_the_truth(name, imported):
         commanded = np.concatenate([scene.targets[:-1], scene.targets[-2:-1]])
         realised = np.concatenate([scene.joints[1:], scene.joints[-1:]])
         expected = realised if name in ("robomimic", "rlbench") else commanded
-        assert episode.joint_targets_source == (
-            "next_positions" if expected is realised else "commanded"
-        )
+        # Commands of joints without a robot model: what is told of the tool is where it went.
+        told = "commanded" if name in ("folder", "lerobot") else "next_positions"
+        assert episode.joint_targets_source == dataset.joint_targets_source == told
+        assert dataset.links_source == {
+            "folder": "arm.urdf",
+            "lerobot": "arm.urdf",
+            "robomimic": "robot model of the source",
+        }.get(name, "end effectors of the source")
         np.testing.assert_allclose(targets[:, :2], expected, atol=1e-6)
         if name == "robotwin":
             assert episode.joint_positions_source == "targets"

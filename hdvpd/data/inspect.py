@@ -137,6 +137,7 @@ def _overview(dataset: Dataset) -> rich.table.Table:
         "licence": info.licence,
         "robot": f"{info.robot.name}: {len(info.robot.joints)} joints, {len(info.robot.links)} "
         f"links, {info.robot.skeleton.num_points} kinematic points",
+        "links": dataset.links_source,
         "workspace": f"{low.tolist()} to {high.tolist()} m",
         **{f"source, {key}": str(value) for key, value in source.items()},
     }

@@ -80,7 +80,9 @@ class EpisodeInfo:
       seed: of the simulation, or None.
       success: whether the task was reached, or None where nobody judged.
       joint_positions_source: measured, or targets.
-      joint_targets_source: commanded, or next_positions.
+      joint_targets_source: commanded; next_positions where joints or links one step later stand
+        in for commands.
+      links_source: what the link poses were computed from; empty if unknown.
       objects: of this episode, or None where dataset.json lists them.
     """
 
@@ -92,6 +94,7 @@ class EpisodeInfo:
     success: bool | None = None
     joint_positions_source: str = "measured"
     joint_targets_source: str = "commanded"
+    links_source: str = ""
     objects: tuple[ObjectInfo, ...] | None = None
 
 
@@ -218,6 +221,7 @@ def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
         success=raw.get("success"),
         joint_positions_source=str(raw.get("joint_positions_source", "measured")),
         joint_targets_source=str(raw.get("joint_targets_source", "commanded")),
+        links_source=str(raw.get("links_source", "")),
         objects=parse_objects(raw["objects"], file) if "objects" in raw else None,
     )
 

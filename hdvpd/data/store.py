@@ -9,6 +9,7 @@ that names file, episode and frame.
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,32 @@ class Dataset:
     def rate_hz(self) -> float:
         """Frames per second."""
         return self.info.rate_hz
+
+    @property
+    def moving_cameras(self) -> tuple[str, ...]:
+        """Names of the cameras that a link carries.
+
+        Their pose is the measured one in every frame, also in those that a model predicts.
+        """
+        return tuple(n for n, camera in self.info.cameras.items() if camera.mount != "world")
+
+    @property
+    def joint_positions_source(self) -> str:
+        """Where measured joints come from: measured, or targets; both if episodes differ."""
+        return _joined(e.joint_positions_source for e in self.episodes)
+
+    @property
+    def joint_targets_source(self) -> str:
+        """What the planned robot is: commanded, or next_positions; both if episodes differ.
+
+        With next_positions a model is told where the robot went, not where it was sent.
+        """
+        return _joined(e.joint_targets_source for e in self.episodes)
+
+    @property
+    def links_source(self) -> str:
+        """What link poses were computed from: a robot, its file, or the source's end effectors."""
+        return _joined(e.links_source or self.robot.name for e in self.episodes)
 
     def episode(self, number: int) -> EpisodeInfo:
         """Return what is known of one episode.
@@ -299,6 +326,10 @@ class Dataset:
             f"({meaning.get(reason, str(error).split(' [', 1)[0])}). Restore it from a copy, or "
             f"delete {folder} and run the command that wrote the data set again."
         )
+
+
+def _joined(labels: Iterable[str]) -> str:
+    return ", ".join(sorted(set(labels)))
 
 
 def _first_damaged_frame(view: tensorstore.TensorStore) -> int | None:

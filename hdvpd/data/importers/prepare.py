@@ -106,7 +106,7 @@ def prepare(recording: base.Recording, place: base.SourcePlace, settings: Settin
         },
         meta={
             "joint_positions_source": recording.positions_source,
-            "joint_targets_source": targets_source,
+            "joint_targets_source": "next_positions" if links.realised else targets_source,
             "links_source": links.source,
             "source_frames": rows.tolist(),
             "max_time_offset_s": float(np.abs(offsets).max()),
@@ -139,7 +139,17 @@ def guess_workspace(
 
 @dataclass(frozen=True)
 class _Links:
-    """Link poses of the picked frames, and how the native format describes the links."""
+    """Link poses of the picked frames, and how the native format describes the links.
+
+    Attributes:
+      measured: poses.
+      commanded: poses that each frame is commanded to reach.
+      description: of the links, as in dataset.json.
+      skeleton: likewise.
+      source: what the poses were computed from.
+      report: for people.
+      realised: whether `commanded` is where the links went, for want of anything better.
+    """
 
     measured: Float[np.ndarray, "t l 4 4"]
     commanded: Float[np.ndarray, "t l 4 4"]
@@ -147,6 +157,7 @@ class _Links:
     skeleton: dict[str, Any]
     source: str
     report: tuple[str, ...]
+    realised: bool = False
 
 
 def _resample(
@@ -294,7 +305,11 @@ def _tools(recording: base.Recording, place: base.SourcePlace, rows: np.ndarray)
             "arms": grippers_of(recording.joints),
         },
         source="end effectors of the source",
-        report=("no robot model: the links are the end effectors " + _listed(tools),),
+        report=(
+            f"no robot model: the links are the end effectors {_listed(tools)}; their poses one "
+            "step later stand in for commands",
+        ),
+        realised=True,
     )
 
 
