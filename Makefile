@@ -28,10 +28,10 @@ compare: system-simulation $(STAMP)-sim
 	$(BIN)/hdvpd compare $(COMPARE_FLAGS)
 
 test: system-simulation system-open3d $(STAMP)-test
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest --extras $(TEST_EXTRAS) $(PYTEST_FLAGS)
 
 longtest: system-simulation system-open3d $(STAMP)-test
-	$(BIN)/python -m pytest --long $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest --extras $(TEST_EXTRAS) --long $(PYTEST_FLAGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import extras
 import numpy as np
 import pytest
 import rich.console
@@ -125,7 +126,7 @@ def test_thinning_keeps_points_where_they_are(moments, max_pixels, side):
 @pytest.mark.parametrize("backend", ["scipy", "open3d"])
 def test_a_lifted_camera_is_off_by_as_much_as_it_was_lifted(moments, backend):
     if backend == "open3d":
-        pytest.importorskip("open3d", exc_type=ImportError)
+        extras.needed("open3d")
     name, index = choose_indexer(backend)
     assert name == backend
 
@@ -143,7 +144,7 @@ def test_a_lifted_camera_is_off_by_as_much_as_it_was_lifted(moments, backend):
 
 
 def test_open3d_and_scipy_give_the_same_numbers(moments):
-    pytest.importorskip("open3d", exc_type=ImportError)
+    extras.needed("open3d")
     wrong = change_views(moments, ("cam0",), with_pose(np.linalg.inv))
     for scene in (moments, wrong):
         first, second = (measure(scene, choose_indexer(b)[1]) for b in ("scipy", "open3d"))

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import extras
 import numpy as np
 import pytest
 
@@ -24,7 +25,7 @@ from hdvpd.data import bimanual_scene as scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
-mujoco: Any = pytest.importorskip("mujoco", reason="needs the extra 'sim'")
+mujoco: Any = extras.needed("mujoco")
 
 SIZE = (64, 96)
 
@@ -33,7 +34,7 @@ def _rendering() -> str:
     try:
         bimanual_clip.check_rendering()
     except UserError as error:
-        return str(error)
+        return extras.reason("sim", str(error))
     return ""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import extras
 import import_sources as sources
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.importers.unpickling import StandIn, UnsafePickleError, read_pickle
 from hdvpd.errors import UserError
 
-h5py: Any = pytest.importorskip("h5py", reason="needs the extra 'import'")
+h5py: Any = extras.needed("h5py")
 
 SCENE = sources.make_scene(0, frames=4)
 

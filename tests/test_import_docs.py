@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import extras
 import import_sources as sources
 import lerobot_sources
 import numpy as np
@@ -104,8 +105,8 @@ def _folder(scenes: list[sources.Scene]) -> None:
 
 
 def _lerobot(scenes: list[sources.Scene]) -> None:
-    pytest.importorskip("av", reason="needs the extra 'import'")
-    pytest.importorskip("pyarrow", reason="needs the extra 'import'")
+    extras.needed("av")
+    extras.needed("pyarrow")
     lerobot_sources.write_lerobot(Path("my_dataset"), scenes)
     Path("arm.urdf").write_text(sources.URDF)
 
@@ -145,8 +146,8 @@ def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Example:
     """Write the source of an example, two seconds long, and stand beside it."""
-    pytest.importorskip("h5py", reason="needs the extra 'import'")
-    pytest.importorskip("mujoco", reason="needs the extra 'sim'")
+    extras.needed("h5py")
+    extras.needed("mujoco")
     example = EXAMPLES[request.param]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "SIZE", (96, 128))

@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import extras
 import import_sources as sources
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
-h5py: Any = pytest.importorskip("h5py", reason="needs the extra 'import'")
-pytest.importorskip("mujoco", reason="needs the extra 'sim'")
+h5py: Any = extras.needed("h5py")
+extras.needed("mujoco")
 
 SCENES = [sources.make_scene(k, frames=6) for k in range(4)]
 VIEW = "left_view"

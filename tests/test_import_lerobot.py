@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import extras
 import import_sources as sources
 import lerobot_sources
 import numpy as np
@@ -22,10 +23,10 @@ from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
-av: Any = pytest.importorskip("av", reason="needs the extra 'import'")
-pa: Any = pytest.importorskip("pyarrow", reason="needs the extra 'import'")
-pq: Any = pytest.importorskip("pyarrow.parquet", reason="needs the extra 'import'")
-pytest.importorskip("mujoco", reason="needs the extra 'sim'")
+av: Any = extras.needed("av")
+pa: Any = extras.needed("pyarrow")
+pq: Any = extras.needed("pyarrow.parquet")
+extras.needed("mujoco")
 
 SCENES = [sources.make_scene(0), sources.make_scene(1, frames=5)]
 for scene in SCENES:

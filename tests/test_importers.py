@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import extras
 import import_sources as sources
 import lerobot_sources
 import numpy as np
@@ -21,8 +22,8 @@ from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
-h5py: Any = pytest.importorskip("h5py", reason="needs the extra 'import'")
-mujoco: Any = pytest.importorskip("mujoco", reason="needs the extra 'sim'")
+h5py: Any = extras.needed("h5py")
+mujoco: Any = extras.needed("mujoco")
 
 SCENES = [sources.make_scene(0), sources.make_scene(1)]
 WRIST = sources.make_scene(2, wrist=True)
@@ -35,8 +36,8 @@ def write_source(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
         sources.write_folder(path, SCENES)
         return path, {"robot": path / "arm.urdf"}
     if name == "lerobot":
-        pytest.importorskip("av", reason="needs the extra 'import'")
-        pytest.importorskip("pyarrow", reason="needs the extra 'import'")
+        extras.needed("av")
+        extras.needed("pyarrow")
         lerobot_sources.write_lerobot(path, SCENES)
         (path / "arm.urdf").write_text(sources.URDF)
         return path, {"robot": path / "arm.urdf"}

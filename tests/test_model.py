@@ -141,7 +141,7 @@ def test_padding_changes_no_rendered_pixel(batch, frames, key):
     assert int(real) == int(same) == count
     assert np.std(tight.rgb) > 1e-3
     for one, other in zip(jax.tree.leaves(tight), jax.tree.leaves(loose), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6)
+        np.testing.assert_allclose(one, other, atol=5e-6)
 
 
 def test_white_targets_keep_visible_colours(frames):

@@ -1,5 +1,6 @@
 """The networks of torch_geometric; skipped without the extra `graphs`."""
 
+import extras
 import networkx as nx
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hdvpd.studies.graph_tasks import GraphSet, graph_set
 from hdvpd.studies.motifs import make_learner
 from hdvpd.studies.settings import MotifSettings
 
-pytest.importorskip("torch_geometric")
+extras.needed("torch_geometric")
 
 NAMES = ("gat", "gcn", "sgc")
 PARAMETERS = {

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 
+import extras
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ NUM_QUERIES, NUM_POINTS = 23, 40
 def backend(request):
     package = {"open3d": "open3d", "keops": "pykeops"}.get(request.param)
     if package:
-        pytest.importorskip(package, exc_type=ImportError)
+        extras.needed(package)
     return request.param
 
 

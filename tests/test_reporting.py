@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import extras
 import imageio.v3 as imageio
 import numpy as np
 import pytest
@@ -218,7 +219,7 @@ def test_tensorboard_is_optional_and_its_lack_explained(
 
 
 def test_tensorboard_gets_the_records(tmp_path: Path, config: Config) -> None:
-    pytest.importorskip("tensorboardX")
+    extras.needed("tensorboardX")
     wanted = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
     reporter = Reporter(tmp_path, wanted, start_step=0, console=console(terminal=False))
     record = {"kind": "train", "step": 3, "loss": 0.5, "grad_norm": None}

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import extras
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -267,7 +268,7 @@ def test_clip_transformer_reads_all_frames_and_has_masks_in_both_encoders():
 
 
 def test_digits_are_patches_of_known_images():
-    datasets = pytest.importorskip("sklearn.datasets")
+    datasets = extras.needed("sklearn.datasets")
     examples = vision.load_digits(2)
     assert examples.inputs.shape == (1797, 16, 4)
     image = datasets.load_digits().images[5]
