@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.hdvpd
-TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,vision
+TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision
 
 .PHONY: demo compare test longtest lint env clean
 .DEFAULT_GOAL := help

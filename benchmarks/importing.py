@@ -31,7 +31,7 @@ from PIL import Image
 from hdvpd.data.importers.base import Options
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.lerobot import LeRobotSource
-from hdvpd.studies.costs import peak_resident_bytes
+from studies.costs import peak_resident_bytes
 
 RATE_HZ = 20.0
 CAMERAS = ("front", "side")

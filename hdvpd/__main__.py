@@ -7,7 +7,6 @@ what it needs. A user's mistake ends with one line and exit status 2; `--debug` 
 import contextlib
 import dataclasses
 import difflib
-import importlib
 import inspect
 import io
 import os
@@ -25,13 +24,6 @@ from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.experiments import apply_overrides, load_config, nearest_key, read_toml, split_overrides
 from hdvpd.members import COMPARED
-from hdvpd.studies.settings import (
-    ExpressivitySettings,
-    MechanismSettings,
-    MotifSettings,
-    VideoSettings,
-    VisionSettings,
-)
 
 ConfigFlags = Annotated[Config, tyro.conf.arg(name="")]
 
@@ -428,131 +420,6 @@ class Demo(Verb):
 
 
 @dataclass(frozen=True)
-class StudyGrf(Verb):
-    """Measure the graph-random-feature estimator against theory: tables and figures."""
-
-    example = "hdvpd study grf --out runs/grf-study"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for one CSV and one PNG per question."""
-    seed: int = 0
-    """Seed of graphs and walks."""
-
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        from hdvpd.studies import grf_estimator
-
-        grf_estimator.main(self.out, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Study(Verb):
-    """A study with settings."""
-
-    module: ClassVar[str]
-    """Its `main` takes folder and settings."""
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder to write to."""
-    settings: Any
-
-    def run(self, flags: Sequence[str]) -> None:
-        """Run the study."""
-        importlib.import_module(self.module).main(self.out, self.settings)
-
-
-@dataclass(frozen=True)
-class StudyMotifs(Study):
-    """Train GKAT and graph networks to find motifs and cycles: table and figure.
-
-    Of the networks only gkat runs without the extra `graphs`.
-    """
-
-    module = "hdvpd.studies.motifs"
-    example = "hdvpd study motifs --out runs/motifs"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for settings.toml, runs.csv, summary.csv and accuracy.png."""
-    settings: Annotated[MotifSettings, tyro.conf.arg(name="")] = field(
-        default_factory=MotifSettings
-    )
-
-
-@dataclass(frozen=True)
-class StudyExpressivity(Study):
-    """Measure which graphs of equal Weisfeiler-Lehman colours masked attention tells apart."""
-
-    module = "hdvpd.studies.expressivity"
-    example = "hdvpd study expressivity --out runs/expressivity"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for settings.toml, the tables and separation.png."""
-    settings: Annotated[ExpressivitySettings, tyro.conf.arg(name="")] = field(
-        default_factory=ExpressivitySettings
-    )
-
-
-@dataclass(frozen=True)
-class StudyVision(Study):
-    """Compare attention and masks in small vision transformers on digits: table and figure."""
-
-    module = "hdvpd.studies.vision"
-    example = "hdvpd study vision --out runs/vision"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for settings.toml, runs.csv, summary.csv and accuracy.png."""
-    settings: Annotated[VisionSettings, tyro.conf.arg(name="")] = field(
-        default_factory=VisionSettings
-    )
-
-
-@dataclass(frozen=True)
-class StudyVideo(Study):
-    """Compare attention and masks in video transformers on simulated clips: table and figure."""
-
-    module = "hdvpd.studies.video"
-    example = "hdvpd study video --out runs/video"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for clips, settings.toml, runs.csv, summary.csv and accuracy.png."""
-    settings: Annotated[VideoSettings, tyro.conf.arg(name="")] = field(
-        default_factory=VideoSettings
-    )
-
-
-@dataclass(frozen=True)
-class StudyMechanisms(Study):
-    """Measure time, memory and error of every attention mechanism, in one table."""
-
-    module = "hdvpd.studies.mechanisms"
-    example = "hdvpd study mechanisms --out runs/mechanisms"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for settings.toml and the tables."""
-    settings: Annotated[MechanismSettings, tyro.conf.arg(name="")] = field(
-        default_factory=MechanismSettings
-    )
-
-
-@dataclass(frozen=True)
-class StudyMasks(Verb):
-    """Draw every kind of mask: its graph, and its matrix."""
-
-    example = "hdvpd study masks --out runs/masks"
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for masks.png."""
-    seed: int = 0
-    """Seed of graphs and walks."""
-
-    def run(self, flags: Sequence[str]) -> None:
-        """Draw."""
-        from hdvpd.studies import mask_pictures
-
-        mask_pictures.main(self.out, self.seed)
-
-
-@dataclass(frozen=True)
 class Doctor(Verb):
     """Report the machine, the versions and what is missing, each with its remedy."""
 
@@ -576,13 +443,6 @@ VERBS: dict[str, type[Verb]] = {
     "eval": Evaluate,
     "compare": Compare,
     "demo": Demo,
-    "study grf": StudyGrf,
-    "study motifs": StudyMotifs,
-    "study expressivity": StudyExpressivity,
-    "study vision": StudyVision,
-    "study video": StudyVideo,
-    "study mechanisms": StudyMechanisms,
-    "study masks": StudyMasks,
     "doctor": Doctor,
 }
 
@@ -617,6 +477,9 @@ def _run(words: list[str]) -> int:
         if words[0] == "--version":
             print(f"hdvpd {hdvpd.__version__}")
             return 0
+        if words[0] == "study":
+            print("The studies are commands of their own; in a clone: python -m studies --help")
+            return 0 if "--help" in words or "-h" in words else 2
         verb, rest = _find_verb(words)
         command, flags = _parse(verb, rest)
         return command.run(flags) or 0
@@ -659,7 +522,7 @@ def _parse(name: str, words: Sequence[str]) -> tuple[Verb, list[str]]:
     verb = VERBS[name]
     fields = {f.name for f in dataclasses.fields(verb)}
     rest, flags = split_overrides(words) if "config" in fields else (list(words), [])
-    _check_flags(name, rest, _flag_names(verb), with_config="config" in fields)
+    _check_flags(name, rest, fields - {"config"}, with_config="config" in fields)
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
@@ -674,15 +537,6 @@ def _parse(name: str, words: Sequence[str]) -> tuple[Verb, list[str]]:
             raise
         raise UserError(f"hdvpd {name}: {_one_line(message.getvalue())}") from stop
     return command, flags
-
-
-def _flag_names(verb: type[Verb]) -> set[str]:
-    """Return the fields that are flags by themselves: those of `settings` instead of it."""
-    names = {f.name for f in dataclasses.fields(verb)} - {"config", "settings"}
-    for f in dataclasses.fields(verb):
-        if f.name == "settings":
-            names |= {f.name for f in dataclasses.fields(cast("Any", f.default_factory))}
-    return names
 
 
 def _check_flags(name: str, words: Sequence[str], fields: set[str], *, with_config: bool) -> None:

@@ -37,13 +37,12 @@ OPTIONAL = {
     "h5py": ("import", "importers"),
     "pyarrow": ("import", "importers"),
     "av": ("import", "importers"),
-    "rerun-sdk": ("viz", "viewers"),
-    "viser": ("viz", "viewers"),
     "open3d-cpu": ("open3d", "neighbour search `open3d`"),
     "pykeops": ("keops", "neighbour search `keops`"),
     "tensorboardX": ("tensorboard", "train.tensorboard"),
-    "scikit-learn": ("vision", "images of `hdvpd study vision`"),
-    "torch-geometric": ("graphs", "`hdvpd study motifs` beside GKAT"),
+    "networkx": ("studies", "`python -m studies` and the tests"),
+    "scikit-learn": ("vision", "images of `python -m studies vision`"),
+    "torch-geometric": ("graphs", "`python -m studies motifs` beside GKAT"),
 }
 """Packages that are not core: the extra that brings them, and what they are for."""
 

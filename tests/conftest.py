@@ -16,8 +16,8 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-# Every array shape and type annotation of the package is checked when a test calls it.
-install_import_hook("hdvpd", "beartype.beartype")
+# Every array shape and type annotation of the code is checked when a test calls it.
+install_import_hook(["hdvpd", "studies"], "beartype.beartype")
 
 from hdvpd.config import Config  # noqa: E402 - after the hook
 from hdvpd.experiments import load_config  # noqa: E402

@@ -106,6 +106,12 @@ def test_overview_and_version(capsys: Captured) -> None:
     assert capsys.readouterr().out.startswith("hdvpd 0.")
 
 
+@pytest.mark.parametrize(("words", "status"), [("study grf --out x", 2), ("study --help", 0)])
+def test_studies_are_found_where_they_went(words: str, status: int, capsys: Captured) -> None:
+    assert run(words) == status
+    assert "python -m studies" in capsys.readouterr().out
+
+
 def test_the_command_starts_without_jax() -> None:
     code = (
         "import sys, hdvpd.__main__ as m; m.main(['--help']); m.main(['train', 'demo', '--x']);"

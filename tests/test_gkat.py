@@ -13,11 +13,11 @@ from hdvpd.attention.dense import masked_softmax_attention
 from hdvpd.attention.graphs import matrix_graph, transition_graph
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.walks import exact_walks
-from hdvpd.studies.fitting import AbstractLearner, Score, fit
-from hdvpd.studies.gkat import Gkat, GkatLayer, GkatLearner, kernel_matrices
-from hdvpd.studies.graph_tasks import GraphSet
-from hdvpd.studies.motifs import make_learner
-from hdvpd.studies.settings import MotifSettings
+from studies.fitting import AbstractLearner, Score, fit
+from studies.gkat import Gkat, GkatLayer, GkatLearner, kernel_matrices
+from studies.graph_tasks import GraphSet
+from studies.motifs import make_learner
+from studies.settings import MotifSettings
 
 
 @pytest.fixture(scope="module")

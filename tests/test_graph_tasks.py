@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hdvpd.studies.graph_tasks import (
+from studies.graph_tasks import (
     MOTIFS,
     closing_pairs,
     graph_set,
@@ -16,7 +16,7 @@ from hdvpd.studies.graph_tasks import (
     random_binary_tree,
     random_lookalike,
 )
-from hdvpd.studies.settings import MotifSettings
+from studies.settings import MotifSettings
 
 SMALL = MotifSettings(graphs=8, test_graphs=4, batch_size=4, nodes=20, tree_nodes=12)
 

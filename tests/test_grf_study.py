@@ -5,10 +5,10 @@ import csv
 import numpy as np
 import pytest
 
-from hdvpd.__main__ import main
 from hdvpd.attention.power_series import exponential, power_series
-from hdvpd.studies import grf_estimator
-from hdvpd.studies import grf_measurements as measure
+from studies import grf
+from studies import grf_measurements as measure
+from studies.__main__ import main
 
 # Squared relative Frobenius error of exp(0.25 W) with 4 and 16 walkers, by the public programs of
 # arXiv 2310.04854 and 2305.12470 (mean of 4 to 6 runs, spread about 20 %).
@@ -76,7 +76,7 @@ def test_counts_without_importance_weights_keep_their_bias(errors):
 
 def test_flop_grow_linearly_with_tokens_but_softmaxs_quadratically():
     rows = measure.flop_counts(0, exponents=EXPONENTS)
-    exponents = grf_estimator.flop_exponents(rows)
+    exponents = grf.flop_exponents(rows)
     assert exponents["softmax"] == pytest.approx(2, abs=1e-9)
     assert exponents["linear"] == pytest.approx(1, abs=1e-9)
     # The nonzeros of 32 tokens have a standard error of 6 %.
@@ -116,14 +116,10 @@ def test_the_command_writes_tables_and_figures(tmp_path, monkeypatch, capsys):
         )
 
     quick = {"flops": flops}
-    parts = [
-        part._replace(measure=quick[part.name])
-        for part in grf_estimator.PARTS
-        if part.name in quick
-    ]
-    monkeypatch.setattr(grf_estimator, "PARTS", parts)
+    parts = [part._replace(measure=quick[part.name]) for part in grf.PARTS if part.name in quick]
+    monkeypatch.setattr(grf, "PARTS", parts)
     out = tmp_path / "study"
-    assert main(["study", "grf", "--out", str(out)]) == 0
+    assert main(["grf", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "How does the cost grow with tokens?" in printed
     assert "4 nnz m d" in printed
@@ -138,5 +134,5 @@ def test_the_command_writes_tables_and_figures(tmp_path, monkeypatch, capsys):
 
 def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path, capsys):
     (tmp_path / "taken").write_text("")
-    assert main(["study", "grf", "--out", str(tmp_path / "taken")]) == 2
-    assert capsys.readouterr().err.startswith(f"hdvpd: --out {tmp_path}/taken: ")
+    assert main(["grf", "--out", str(tmp_path / "taken")]) == 2
+    assert capsys.readouterr().err.startswith(f"python -m studies: --out {tmp_path}/taken: ")

@@ -21,7 +21,7 @@ from hdvpd.attention.masks.toeplitz import ToeplitzMask
 from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import exact_walks
-from hdvpd.studies.example_masks import KINDS
+from studies.example_masks import KINDS
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4])

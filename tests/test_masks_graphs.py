@@ -32,7 +32,7 @@ from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import exact_walks, sample_walks
 from hdvpd.errors import UserError
-from hdvpd.studies import grf_measurements as measure
+from studies import grf_measurements as measure
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
 

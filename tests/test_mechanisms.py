@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from hdvpd.__main__ import main
-from hdvpd.studies import mask_pictures
-from hdvpd.studies.costs import fastest, fitted_slope
-from hdvpd.studies.example_masks import KINDS
-from hdvpd.studies.mechanisms import MECHANISMS, relative_error, summarize
-from hdvpd.studies.settings import MechanismSettings
+from studies import masks
+from studies.__main__ import main
+from studies.costs import fastest, fitted_slope
+from studies.example_masks import KINDS
+from studies.mechanisms import MECHANISMS, relative_error, summarize
+from studies.settings import MechanismSettings
 
 SETTINGS = MechanismSettings(width=4)
 
@@ -84,7 +84,7 @@ def test_the_command_writes_the_tables(tmp_path, capsys):
     out = tmp_path / "study"
     flags = ["--mechanisms", "softmax,linear", "--from-exponent", "5", "--to-exponent", "8",
              "--rounds", "1", "--peak-tokens", "64", "--peak-width", "4"]  # fmt: skip
-    assert main(["study", "mechanisms", "--out", str(out), *flags]) == 0
+    assert main(["mechanisms", "--out", str(out), *flags]) == 0
     printed = capsys.readouterr().out
     assert "exponent of memory" in printed
     assert "Peak resident memory" in printed
@@ -116,21 +116,21 @@ def test_the_command_writes_the_tables(tmp_path, capsys):
     ],
 )
 def test_mistakes_are_one_line(tmp_path, capsys, flags, message):
-    assert main(["study", "mechanisms", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert main(["mechanisms", "--out", str(tmp_path / "out"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_pictures_show_every_kind(tmp_path, monkeypatch):
     kinds = {name: KINDS[name] for name in ("padding", "exponential on a forest", "hypercube heat")}
-    monkeypatch.setattr(mask_pictures, "KINDS", kinds)
-    assert main(["study", "masks", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(masks, "KINDS", kinds)
+    assert main(["masks", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_trees_are_laid_out_apart():
     example = KINDS["exponential on a forest"].make(12, np.random.default_rng(0))
-    points = mask_pictures.layout(example).reshape(3, 4, 2)
+    points = masks.layout(example).reshape(3, 4, 2)
     centers = points.mean(1)
     own = np.linalg.norm(points - centers[:, None], axis=2)
     other = np.linalg.norm(points - np.roll(centers, 1, axis=0)[:, None], axis=2)

@@ -5,9 +5,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hdvpd.studies.graph_tasks import GraphSet, graph_set
-from hdvpd.studies.motifs import make_learner
-from hdvpd.studies.settings import MotifSettings
+from studies.graph_tasks import GraphSet, graph_set
+from studies.motifs import make_learner
+from studies.settings import MotifSettings
 
 extras.needed("torch_geometric")
 

@@ -6,11 +6,11 @@ import tomllib
 
 import pytest
 
-from hdvpd.__main__ import main
 from hdvpd.errors import UserError
-from hdvpd.studies.motifs import draw, finished_runs, summarize
-from hdvpd.studies.outputs import read_csv
-from hdvpd.studies.settings import MotifSettings
+from studies.__main__ import main
+from studies.motifs import draw, finished_runs, summarize
+from studies.outputs import read_csv
+from studies.settings import MotifSettings
 
 
 def _row(model, seed, accuracy):
@@ -52,7 +52,7 @@ TINY = ["--tasks", "cycle", "--graphs", "8", "--test-graphs", "4", "--tree-nodes
 def test_the_command_writes_settings_runs_summary_and_figure(tmp_path, capsys):
     out = tmp_path / "study"
     words = ["--out", str(out), "--models", "gkat", "--seeds", "2", *TINY]
-    assert main(["study", "motifs", *words]) == 0
+    assert main(["motifs", *words]) == 0
     assert "minus gkat" in capsys.readouterr().out
     settings = MotifSettings(**tomllib.loads((out / "settings.toml").read_text()))
     assert (settings.tasks, settings.seeds, settings.epochs) == ("cycle", 2, 2)
@@ -68,7 +68,7 @@ def test_the_command_writes_settings_runs_summary_and_figure(tmp_path, capsys):
 
     # More seeds cost only the new runs; other settings cost all of them.
     words[words.index("2")] = "3"
-    assert main(["study", "motifs", *words]) == 0
+    assert main(["motifs", *words]) == 0
     assert [line.split()[3] for line in _run_lines(capsys)] == ["2:"]
     again = read_csv(out / "runs.csv")
     assert [str(row["accuracy"]) for row in again[:2]] == [row["accuracy"] for row in rows]
@@ -80,8 +80,8 @@ def _run_lines(capsys):
 
 
 def test_a_missing_library_is_one_message_with_its_remedy(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hdvpd.studies.baselines", None)
-    assert main(["study", "motifs", "--out", str(tmp_path / "study"), *TINY]) == 2
+    monkeypatch.setitem(sys.modules, "studies.baselines", None)
+    assert main(["motifs", "--out", str(tmp_path / "study"), *TINY]) == 2
     message = capsys.readouterr().err
     assert "gat, gcn, sgc need torch_geometric" in message
     assert ".[graphs]" in message

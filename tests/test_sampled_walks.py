@@ -19,7 +19,7 @@ from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symme
 from hdvpd.attention.power_series import power_series
 from hdvpd.attention.walks import Walkers, move, sample_walks
 from hdvpd.errors import UserError
-from hdvpd.studies import grf_measurements as measure
+from studies import grf_measurements as measure
 
 ONES = np.ones(4, np.float32)
 

@@ -18,7 +18,7 @@ from hdvpd.attention.grf import (
 )
 from hdvpd.attention.walks import exact_walks, sample_walks
 from hdvpd.errors import UserError
-from hdvpd.studies.grf_measurements import COUPLINGS, grid
+from studies.grf_measurements import COUPLINGS, grid
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
 KERNELS = ("xla", "host")

@@ -12,11 +12,11 @@ from flax import nnx
 
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.errors import UserError
-from hdvpd.studies import classification, video, vision
-from hdvpd.studies.classification import Examples
-from hdvpd.studies.head_masks import Frozen, grid_graph
-from hdvpd.studies.settings import VideoSettings, VisionSettings, parse_variant
-from hdvpd.studies.vision_transformer import Attention, Encoder, ImageTransformer, patches
+from studies import classification, video, vision
+from studies.classification import Examples
+from studies.head_masks import Frozen, grid_graph
+from studies.settings import VideoSettings, VisionSettings, parse_variant
+from studies.vision_transformer import Attention, Encoder, ImageTransformer, patches
 
 CELLS = (3, 4)
 WIDTH, HEADS = 8, 2

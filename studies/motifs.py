@@ -1,4 +1,4 @@
-"""`hdvpd study motifs`: GKAT against graph networks at finding motifs and cycles.
+"""`python -m studies motifs`: GKAT against graph networks at finding motifs and cycles.
 
 The tasks of arXiv 2107.07999, section 5.1, with its data recipe and sizes of networks. Beyond the
 paper, accuracy is that on test graphs which had no part in stopping or choosing an epoch.
@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hdvpd.errors import UserError
-from hdvpd.studies.fitting import AbstractLearner, fit
-from hdvpd.studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
-from hdvpd.studies.outputs import (
+from studies.fitting import AbstractLearner, fit
+from studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
+from studies.outputs import (
     Row,
     format_table,
     make_folder,
@@ -26,7 +26,7 @@ from hdvpd.studies.outputs import (
     write_csv,
     write_settings,
 )
-from hdvpd.studies.settings import MOTIF_MODELS, MOTIF_TASKS, MotifSettings, split_names
+from studies.settings import MOTIF_MODELS, MOTIF_TASKS, MotifSettings, split_names
 
 # Heads and widths, or widths and filters, of every layer: section 5.1.1, and table 5 for trees.
 # Table 5 counts GAT's additive attention for GKAT; the program's variant with queries, keys and
@@ -88,11 +88,11 @@ def require_library(models: tuple[str, ...]) -> None:
     if not others:
         return
     try:
-        import hdvpd.studies.baselines  # noqa: F401
+        import studies.baselines  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"hdvpd study motifs: {', '.join(others)} need torch_geometric ({error}). Install it "
-            "with: pip install -c constraints.txt -e '.[graphs]', or run GKAT alone with "
+            f"{', '.join(others)} need torch_geometric ({error}). Install it with: "
+            "pip install -c constraints.txt -e '.[graphs]', or run GKAT alone with "
             "--models gkat."
         ) from error
 
@@ -164,13 +164,13 @@ def make_learner(task: str, model: str, settings: MotifSettings, seed: int) -> A
     in_dim = 1 if task == CYCLE else NUM_NEIGHBOR_DEGREES
     rate = settings.learning_rate
     if model == "gkat":
-        from hdvpd.studies.gkat import GkatLearner
+        from studies.gkat import GkatLearner
 
         hops = settings.cycle_walk_length if task == CYCLE else settings.walk_length
         return GkatLearner(
             in_dim, *sizes, walk_length=hops, decay=settings.decay, learning_rate=rate, seed=seed
         )
-    from hdvpd.studies.baselines import GeometricLearner
+    from studies.baselines import GeometricLearner
 
     return GeometricLearner(model, in_dim, *sizes, learning_rate=rate, seed=seed)
 

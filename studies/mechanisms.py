@@ -1,4 +1,4 @@
-"""`hdvpd study mechanisms`: every attention mechanism, its topology, cost and error, in one table.
+"""`python -m studies mechanisms`: topology, cost and error of every attention mechanism.
 
 Costs are those of one forward call for one head, m features and values of width m, with graphs,
 walks and decompositions given:
@@ -12,7 +12,7 @@ walks and decompositions given:
 
 The error is the largest difference from float64 attention with the mask's dense form, over the
 largest entry. For sampled walks that form is the sampled mask's: how far it is from the power
-series is what `hdvpd study grf` measures.
+series is what `python -m studies grf` measures.
 """
 
 import functools
@@ -40,9 +40,9 @@ from hdvpd.attention.masks.forests import edge_forest
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask
 from hdvpd.attention.masks.trees import ExponentialForestMask
 from hdvpd.attention.masks.walks import walk_rows
-from hdvpd.studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_bytes
-from hdvpd.studies.example_masks import KINDS, neighbor_walks, tree_example
-from hdvpd.studies.outputs import (
+from studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_bytes
+from studies.example_masks import KINDS, neighbor_walks, tree_example
+from studies.outputs import (
     Row,
     format_table,
     make_folder,
@@ -50,7 +50,7 @@ from hdvpd.studies.outputs import (
     write_csv,
     write_settings,
 )
-from hdvpd.studies.settings import MechanismSettings, split_names
+from studies.settings import MechanismSettings, split_names
 
 BARS = {"N": 1.1, "N log N": 1.2, "N log^2 N": 1.35}
 """Largest exponent of time that a cost may show between 2^10 and 2^16 tokens."""
@@ -197,7 +197,7 @@ def peak_row(name: str, settings: MechanismSettings) -> Row:
     """Measure the peak memory of one call in a process of its own."""
     tokens, width = settings.peak_tokens, settings.peak_width
     words = [name, str(tokens), str(width), str(settings.seed)]
-    command = [sys.executable, "-m", "hdvpd.studies.mechanisms", *words]
+    command = [sys.executable, "-m", "studies.mechanisms", *words]
     before, after = subprocess.run(
         command, check=True, capture_output=True, text=True
     ).stdout.split()

@@ -16,9 +16,9 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray
-from hdvpd.studies import head_masks
-from hdvpd.studies.head_masks import AbstractMaskFamily
-from hdvpd.studies.outputs import (
+from studies import head_masks
+from studies.head_masks import AbstractMaskFamily
+from studies.outputs import (
     Row,
     format_table,
     make_folder,
@@ -26,7 +26,7 @@ from hdvpd.studies.outputs import (
     write_csv,
     write_settings,
 )
-from hdvpd.studies.settings import TransformerSettings, Variant, parse_variant, split_words
+from studies.settings import TransformerSettings, Variant, parse_variant, split_words
 
 _LAST_RATE = 1e-5
 # Examples that are scored at once.

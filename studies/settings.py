@@ -1,4 +1,4 @@
-"""What can be set in a study: frozen dataclasses whose fields are the flags of its command.
+"""What can be set in a study: frozen dataclasses whose fields are its flags, their docstrings help.
 
 Light: the command line imports this module to show its help.
 """
@@ -18,8 +18,28 @@ CLIP_SIZE = (32, 40)
 
 
 @dataclass(frozen=True)
+class GrfSettings:
+    """Measure the graph-random-feature estimator against theory: tables and figures."""
+
+    seed: int = 0
+    """Seed of graphs and walks."""
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    """Draw every kind of mask: its graph, and its matrix."""
+
+    seed: int = 0
+    """Seed of graphs and walks."""
+
+
+@dataclass(frozen=True)
 class MotifSettings:
-    """The study of motifs and cycles; "paper" is arXiv 2107.07999, section 5.1 and its appendix."""
+    """Train GKAT and graph networks to find motifs and cycles: table and figure.
+
+    Of the networks only gkat runs without the extra `graphs`. "paper" is arXiv 2107.07999, section
+    5.1 and its appendix.
+    """
 
     tasks: str = ",".join(MOTIF_TASKS)
     """Tasks, separated by commas."""
@@ -69,7 +89,7 @@ class MotifSettings:
 
 @dataclass(frozen=True)
 class ExpressivitySettings:
-    """The study of what masked attention can tell apart."""
+    """Measure which graphs of equal Weisfeiler-Lehman colours masked attention tells apart."""
 
     walkers: str = "1,2,4,8,16,32,64"
     """Walkers per node, separated by commas."""
@@ -173,7 +193,10 @@ class TransformerSettings:
 
 @dataclass(frozen=True)
 class VisionSettings(TransformerSettings):
-    """The study of small vision transformers on scikit-learn's digits."""
+    """Compare attention and masks in small vision transformers on digits: table and figure.
+
+    The digits come with scikit-learn (extra `vision`).
+    """
 
     variants: str = (
         "softmax,linear,linear+toeplitz,linear+exact,linear+grf-1,linear+grf-4,linear+grf-16,"
@@ -197,7 +220,10 @@ class VisionSettings(TransformerSettings):
 
 @dataclass(frozen=True)
 class VideoSettings(TransformerSettings):
-    """The study of video transformers on simulated clips of the three robot tasks."""
+    """Compare attention and masks in video transformers on simulated clips: table and figure.
+
+    The clips show the three robot tasks (extra `sim`).
+    """
 
     variants: str = "softmax,softmax+grf-16"
     positions: str = "learned"
@@ -228,7 +254,7 @@ class VideoSettings(TransformerSettings):
 
 @dataclass(frozen=True)
 class MechanismSettings:
-    """The table of attention mechanisms: their costs, and their errors against dense forms."""
+    """Measure time, memory and error of every attention mechanism, in one table."""
 
     mechanisms: str = "all"
     """Mechanisms, separated by commas."""

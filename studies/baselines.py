@@ -19,8 +19,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import ChebConv, GATConv, GCNConv, global_mean_pool
 
 from hdvpd.array_typing import Int
-from hdvpd.studies.fitting import AbstractLearner, Score
-from hdvpd.studies.graph_tasks import GraphSet
+from studies.fitting import AbstractLearner, Score
+from studies.graph_tasks import GraphSet
 
 
 class GraphClassifier(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""`hdvpd study grf`: graph random features against theory, in tables and figures."""
+"""`python -m studies grf`: graph random features against theory, in tables and figures."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hdvpd.allocator import keep_freed_memory
-from hdvpd.studies import grf_measurements as measure
-from hdvpd.studies.costs import fitted_slope
-from hdvpd.studies.grf_measurements import AD_HOC, COUPLINGS
-from hdvpd.studies.outputs import Row, format_table, make_folder, write_csv
+from studies import grf_measurements as measure
+from studies.costs import fitted_slope
+from studies.grf_measurements import AD_HOC, COUPLINGS
+from studies.outputs import Row, format_table, make_folder, write_csv
+from studies.settings import GrfSettings
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _COLORS = {
@@ -44,12 +45,12 @@ class Part(NamedTuple):
     figure: Callable[[list[Row]], Figure]
 
 
-def main(out: Path, seed: int = 0) -> None:
+def main(out: Path, settings: GrfSettings) -> None:
     """Run all parts: NAME.csv and NAME.png in `out`, a table of each on the screen.
 
     Args:
       out: folder to write to; files of an earlier study are replaced.
-      seed: of graphs and walks.
+      settings: the seed.
 
     Raises:
       UserError: `out` cannot be a folder.
@@ -58,7 +59,7 @@ def main(out: Path, seed: int = 0) -> None:
     keep_freed_memory()
     for part in PARTS:
         started = time.monotonic()
-        rows = part.measure(seed)
+        rows = part.measure(settings.seed)
         write_csv(out / f"{part.name}.csv", rows)
         part.figure(rows).savefig(out / f"{part.name}.png", dpi=130)
         print(f"\n{part.title} ({part.name}, {time.monotonic() - started:.0f} s)\n")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hdvpd.array_typing import Int
-from hdvpd.studies.graph_tasks import GraphSet
+from studies.graph_tasks import GraphSet
 
 
 class Score(NamedTuple):

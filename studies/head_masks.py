@@ -25,7 +25,7 @@ from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.walks import Walks, sample_walks
-from hdvpd.studies.grf_measurements import grid
+from studies.grf_measurements import grid
 
 _DECAY = 0.01
 _FREE_SPREAD = 0.5

@@ -1,4 +1,4 @@
-"""`hdvpd study video`: which of the simulated robot tasks a short clip shows.
+"""`python -m studies video`: which of the simulated robot tasks a short clip shows.
 
 A factorised video transformer, whose masks lie on the grid of a frame's patches and on the path of
 frames (arXiv 2410.03462, appendix C.4, at a size for two CPU cores).
@@ -12,10 +12,10 @@ from flax import nnx
 from hdvpd.data.bimanual import simulate
 from hdvpd.data.bimanual_scene import CAMERAS, TASKS
 from hdvpd.data.store import Dataset
-from hdvpd.studies.classification import Examples, family_of, run_study
-from hdvpd.studies.outputs import make_folder
-from hdvpd.studies.settings import CLIP_SIZE, Variant, VideoSettings
-from hdvpd.studies.vision_transformer import ClipTransformer, Encoder, patches
+from studies.classification import Examples, family_of, run_study
+from studies.outputs import make_folder
+from studies.settings import CLIP_SIZE, Variant, VideoSettings
+from studies.vision_transformer import ClipTransformer, Encoder, patches
 
 _CHANNELS = 3
 

@@ -1,4 +1,4 @@
-"""`hdvpd study expressivity`: which graphs masked attention tells apart.
+"""`python -m studies expressivity`: which graphs masked attention tells apart.
 
 The pairs below have equal colours under the 1-dimensional Weisfeiler-Lehman test. Three facts about
 attention on them, exact and checked on every pair (`exact_rows`):
@@ -32,8 +32,8 @@ from hdvpd.attention.dense import linear_attention, masked_linear_attention
 from hdvpd.attention.graphs import Graph, matrix_graph, symmetric_weights
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.power_series import power_series
-from hdvpd.studies.grf_measurements import disjoint_copies, sampled_walks
-from hdvpd.studies.outputs import (
+from studies.grf_measurements import disjoint_copies, sampled_walks
+from studies.outputs import (
     Row,
     format_table,
     make_folder,
@@ -41,7 +41,7 @@ from hdvpd.studies.outputs import (
     write_csv,
     write_settings,
 )
-from hdvpd.studies.settings import ExpressivitySettings
+from studies.settings import ExpressivitySettings
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#707070")

@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 
 from hdvpd.array_typing import Bool, Float, Int
-from hdvpd.studies.settings import MotifSettings
+from studies.settings import MotifSettings
 
 CYCLE = "cycle"
 NUM_NEIGHBOR_DEGREES = 5

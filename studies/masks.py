@@ -1,4 +1,4 @@
-"""`hdvpd study masks`: a picture of every kind of mask, its graph on the left, its matrix right."""
+"""`python -m studies masks`: every kind of mask, its graph on the left, its matrix on the right."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from hdvpd.array_typing import Float
-from hdvpd.studies.example_masks import KINDS, Example
-from hdvpd.studies.outputs import make_folder
+from studies.example_masks import KINDS, Example
+from studies.outputs import make_folder
+from studies.settings import PictureSettings
 
 _TOKENS = 36
 _CORNERS = 16  # of the hypercube
@@ -18,7 +19,7 @@ _COLUMNS = 4
 _COLORS = "viridis"
 
 
-def main(out: Path, seed: int = 0) -> None:
+def main(out: Path, settings: PictureSettings) -> None:
     """Write masks.png: every kind of mask over a few tokens.
 
     Colours are mask values, from 0 (dark) to the largest. In the graph they are those of one token,
@@ -26,7 +27,7 @@ def main(out: Path, seed: int = 0) -> None:
 
     Args:
       out: folder to write to.
-      seed: of graphs and walks.
+      settings: the seed.
 
     Raises:
       UserError: `out` cannot be a folder.
@@ -37,7 +38,7 @@ def main(out: Path, seed: int = 0) -> None:
     parts = np.asarray(figure.subfigures(rows, _COLUMNS)).flat
     for part, (name, kind) in zip(parts, KINDS.items(), strict=False):
         tokens = _CORNERS if kind.topology == "hypercube" else _TOKENS
-        example = kind.make(tokens, np.random.default_rng(seed))
+        example = kind.make(tokens, np.random.default_rng(settings.seed))
         matrix = np.asarray(example.mask.dense())
         graph, entries = part.subplots(1, 2)
         token = 7 * len(matrix) // 12

@@ -18,8 +18,8 @@ from flax import nnx
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray
 from hdvpd.attention.dense import masked_softmax_attention
 from hdvpd.attention.power_series import power_series
-from hdvpd.studies.fitting import AbstractLearner, Score
-from hdvpd.studies.graph_tasks import GraphSet
+from studies.fitting import AbstractLearner, Score
+from studies.graph_tasks import GraphSet
 
 # Graphs whose attention weights are held at once when scoring.
 _CHUNK = 64

@@ -1,4 +1,4 @@
-"""`hdvpd study vision`: small vision transformers on digits that differ in their attention only.
+"""`python -m studies vision`: small transformers on digits that differ in their attention only.
 
 The comparison of arXiv 2410.03462, section 4 and appendix C.2, at a size for two CPU cores: images
 of 8x8 pixels, each pixel a token on the grid graph, and a class token.
@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.errors import UserError
-from hdvpd.studies.classification import Examples, family_of, run_study
-from hdvpd.studies.settings import Variant, VisionSettings
-from hdvpd.studies.vision_transformer import Encoder, ImageTransformer, patches
+from studies.classification import Examples, family_of, run_study
+from studies.settings import Variant, VisionSettings
+from studies.vision_transformer import Encoder, ImageTransformer, patches
 
 _PIXELS = 8
 _NUM_CLASSES = 10
@@ -50,7 +50,7 @@ def load_digits(patch: int) -> Examples:
         from sklearn import datasets
     except ImportError as error:
         raise UserError(
-            f"hdvpd study vision: its images come with scikit-learn ({error}). Install it with: "
+            f"The images come with scikit-learn ({error}). Install it with: "
             "pip install -c constraints.txt -e '.[vision]'."
         ) from error
     images, labels = datasets.load_digits(return_X_y=True)

@@ -30,8 +30,8 @@ from hdvpd.attention.grf import symmetric_walk_attention
 from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.power_series import exponential, power_series
 from hdvpd.attention.walks import Walks, merged, sample_walks
-from hdvpd.studies.costs import fastest
-from hdvpd.studies.outputs import Row
+from studies.costs import fastest
+from studies.outputs import Row
 
 COUPLINGS: tuple[Coupling, ...] = get_args(Coupling)
 AD_HOC = "counts without importance weights"

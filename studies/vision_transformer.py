@@ -11,7 +11,7 @@ from flax import nnx
 from hdvpd.array_typing import Array, Float, JaxArray
 from hdvpd.attention import dense
 from hdvpd.attention.feature_maps import relu_features
-from hdvpd.studies.head_masks import AbstractMaskFamily, HeadMasks
+from studies.head_masks import AbstractMaskFamily, HeadMasks
 
 # Width of the hidden layer over that of tokens (arXiv 2410.03462, Table 2: 4).
 _WIDENING = 2

@@ -1,1 +1,0 @@
-"""Studies: experiments about a part by itself, with figures and numbers."""

@@ -1,0 +1,89 @@
+"""`python -m studies NAME --out DIR`: run one study."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar, Union
+
+import tyro
+
+from hdvpd.commands.base import AbstractCommand, run_command
+from hdvpd.errors import UserError
+from studies.settings import (
+    ExpressivitySettings,
+    GrfSettings,
+    MechanismSettings,
+    MotifSettings,
+    PictureSettings,
+    VideoSettings,
+    VisionSettings,
+)
+
+STUDIES: Mapping[str, type] = {
+    "grf": GrfSettings,
+    "mechanisms": MechanismSettings,
+    "masks": PictureSettings,
+    "motifs": MotifSettings,
+    "expressivity": ExpressivitySettings,
+    "vision": VisionSettings,
+    "video": VideoSettings,
+}
+"""What can be set in each study; the module of the same name runs it."""
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Study(AbstractCommand, Generic[Settings]):
+    """Where a study writes, and what can be set in it."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for settings, tables and figures."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")]
+
+    def run(self) -> None:
+        """Run the study.
+
+        Raises:
+          UserError: a library that only studies need is not installed.
+        """
+        (name,) = (name for name, kind in STUDIES.items() if type(self.settings) is kind)
+        try:
+            module = importlib.import_module(f"studies.{name}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith(("hdvpd", "studies")):
+                raise
+            raise UserError(
+                f"this study needs {error.name}, which is not installed; in the clone, run: "
+                "pip install -c constraints.txt -e '.[studies]'."
+            ) from error
+        module.main(self.out, self.settings)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+      args: words after `python -m studies`; by default those of the process.
+
+    Returns:
+      The exit status: 0 for success, 2 for a mistake of the user.
+    """
+    return run_command(
+        Union[tuple(_named(name, kind) for name, kind in STUDIES.items())],  # noqa: UP007
+        sys.argv[1:] if args is None else args,
+        prog="python -m studies",
+        description="Experiments about masks, walks and masked attention, by themselves.",
+    )
+
+
+def _named(name: str, kind: type) -> Any:
+    study = Study[kind]  # type: ignore[valid-type]
+    return Annotated[study, tyro.conf.subcommand(name, description=inspect.getdoc(kind))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
