@@ -3,8 +3,8 @@
 Forward kinematics itself is done once, when a data set is written; what is stored are link poses
 at the measured and at the commanded joints. Here they become the points that condition the
 dynamics: chosen link origins, then evenly spaced points between the two ends of every segment.
-For the two simulated arms that makes the 84 points of the specification (2 x (7 joint origins +
-tool centre + 2 fingertips + 4 points on each of 8 segments)). Lengths are metres, world frame.
+For the two simulated arms that makes 84 points (2 x (7 joint origins + tool centre + 2 fingertips +
+4 points on each of 8 segments)). Lengths are metres, world frame.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,13 @@ class Skeleton:
         link origins and segment by segment, from the first link towards the second.
       grippers: for every point, interior ones included, the joint that is the opening of its
         arm's gripper, or -1 where the arm has none.
+      gripper_units: for every point the unit in which that joint's value is of order one.
     """
 
     points: tuple[int, ...]
     segments: tuple[tuple[int, int], ...]
     grippers: tuple[int, ...]
+    gripper_units: tuple[float, ...]
 
     @property
     def num_points(self) -> int:
@@ -47,7 +49,7 @@ def kinematic_points(
       skeleton: which links and segments become points.
 
     Returns:
-      Positions [m] of link origins, then of the points between them (specification, section 4).
+      Positions [m] of link origins, then of the points between them.
     """
     xp = link_positions.__array_namespace__()
     origins = xp.take(link_positions, xp.asarray(skeleton.points, dtype="int32"), axis=-2)
@@ -71,13 +73,15 @@ def point_grippers(
 
     Args:
       joints: joint values, measured or commanded; gripper openings are among them.
-      skeleton: which joint is the gripper of which point.
+      skeleton: which joint is the gripper of which point, and its unit.
 
     Returns:
-      Openings in the unit of the joint; 0 for points of an arm without a gripper.
+      Openings over their unit; 0 for points of an arm without a gripper.
     """
     xp = joints.__array_namespace__()
     padded = xp.concatenate([joints, xp.zeros_like(joints[..., :1])], axis=-1)
     nothing = joints.shape[-1]
     index = [nothing if gripper < 0 else gripper for gripper in skeleton.grippers]
-    return xp.take(padded, xp.asarray(index, dtype="int32"), axis=-1)
+    openings = xp.take(padded, xp.asarray(index, dtype="int32"), axis=-1)
+    units = xp.asarray(skeleton.gripper_units, dtype=joints.dtype)
+    return openings / units.reshape((1,) * (joints.ndim - 1) + (-1,))

@@ -49,6 +49,7 @@ def knn(
     *,
     mask: Bool[Array, "n"] | None = None,
     max_distance: float = float("inf"),
+    max_nearest: float = float("inf"),
     exclude_self: bool = False,
     rows: Int[Array, "q"] | None = None,
     backend: Backend = "auto",
@@ -61,6 +62,7 @@ def knn(
       k: neighbours per query.
       mask: points that may be found; all by default.
       max_distance: points farther than this are not found [m].
+      max_nearest: queries whose nearest point is farther than this find nothing [m].
       exclude_self: every query is one of the points, and no point is its own neighbour, also among
         coincident points.
       rows: with exclude_self, the row of `points` that each query is; by default its own number.
@@ -78,10 +80,8 @@ def knn(
     mask = mask & jnp.isfinite(points).all(-1)
     if backend == "auto":
         backend = "kdtree" if jax.default_backend() == "cpu" else "xla"
-    if backend == "xla":
-        found = _xla_search(queries, points, mask, k + exclude_self, max_distance)
-    else:
-        found = _host_search(backend, queries, points, mask, k + exclude_self, max_distance)
+    search = _xla_search if backend == "xla" else functools.partial(_host_search, backend)
+    found = search(queries, points, mask, k + exclude_self, (max_distance, max_nearest))
     if not exclude_self:
         return found
     return _drop_self(found, jnp.arange(queries.shape[0]) if rows is None else jnp.asarray(rows))
@@ -105,7 +105,7 @@ def _xla_search(
     points: Float[Array, "n 3"],
     mask: Bool[Array, "n"],
     k: int,
-    max_distance: float,
+    reach: tuple[float, float],
 ) -> Neighbors:
     """Search in blocks of queries; holds at most _BLOCK_ENTRIES distances, never q x n."""
     num_queries, num_points = queries.shape[0], points.shape[0]
@@ -120,8 +120,10 @@ def _xla_search(
         return jnp.sqrt(-negative), indices
 
     distances, indices = jax.lax.map(nearest, queries, batch_size=block)
+    max_distance, max_nearest = reach
     # Masked points and queries that are no numbers come out as inf and NaN.
     missing = ~(jnp.isfinite(distances) & (distances <= max_distance))
+    missing |= distances[:, :1] > max_nearest
     pad = ((0, 0), (0, k - num_kept))
     return Neighbors(
         indices=jnp.pad(jnp.where(missing, 0, indices).astype(jnp.int32), pad),
@@ -135,13 +137,13 @@ def _host_search(
     points: Float[Array, "n 3"],
     mask: Bool[Array, "n"],
     k: int,
-    max_distance: float,
+    reach: tuple[float, float],
 ) -> Neighbors:
     shape = (queries.shape[0], k)
     results = (jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.float32))
     function = f"hdvpd.neighbors:search_{backend}"
-    farthest = np.float32(max_distance)
-    return Neighbors(*host_call(function, results, queries, points, mask, farthest))
+    limits = np.asarray(reach, np.float32)
+    return Neighbors(*host_call(function, results, queries, points, mask, limits))
 
 
 # A compiled search: (queries, points, k, max_distance) -> (distances, indices), missing ones inf.
@@ -153,20 +155,24 @@ def _search_real(
     queries: np.ndarray,
     points: np.ndarray,
     mask: np.ndarray,
-    farthest: np.ndarray,
+    reach: np.ndarray,
     indices: np.ndarray,
     distances: np.ndarray,
 ) -> None:
     """Search among the real points only, and fill in rows of the padded array."""
     indices[:], distances[:] = 0, np.inf
-    max_distance = float(farthest)
+    max_distance, max_nearest = map(float, reach)
     real = np.flatnonzero(mask)
-    asked = np.isfinite(queries).all(-1)
+    candidates = points if len(real) == len(points) else points[real]
+    asked = np.asarray(np.isfinite(queries).all(-1))
+    if max_nearest < max_distance and len(real) and asked.any():
+        # Most samples of a ray are far from everything, and one neighbour is found sooner than k.
+        nearest, _ = search(queries[asked], candidates, 1, max_nearest)
+        asked[asked] = np.ravel(nearest) <= max_nearest
     num_kept = min(indices.shape[1], len(real))
     if num_kept == 0 or not asked.any():
         return
     everyone = bool(asked.all())
-    candidates = points if len(real) == len(points) else points[real]
     found_distances, found = search(
         queries if everyone else queries[asked], candidates, num_kept, max_distance
     )

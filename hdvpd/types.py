@@ -38,7 +38,7 @@ class RobotPoints:
 
     Attributes:
       positions: forward kinematics of every point [m].
-      gripper: opening of the point's arm, in the data set's unit.
+      gripper: opening of the point's arm, of order one: in units of 5 cm, radians, or from 0 to 1.
     """
 
     positions: Float[Array, "*batch p 3"]

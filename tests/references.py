@@ -561,9 +561,6 @@ def render(params: dict, config: Any, cloud: Any, rays: Any, tdist: Array) -> tu
     real = np.asarray(cloud.mask)
     positions = np.asarray(cloud.positions, np.float64)[real]
     features = np.asarray(cloud.features, np.float64)[real]
-    # Particles beyond three bandwidths of the outermost annulus are left out.
-    outermost = max(r + 3 * b for r, b in zip(config.radii, config.bandwidths, strict=True))
-    reach = max(outermost, config.cutoff)
     colours, depths = [], []
     for r in range(len(tdist)):
         origin, direction = (np.asarray(x[r], np.float64) for x in (rays.origins, rays.directions))
@@ -574,7 +571,6 @@ def render(params: dict, config: Any, cloud: Any, rays: Any, tdist: Array) -> tu
             chosen = np.argsort(distance)[: config.num_neighbors]
             if not len(chosen) or distance[chosen[0]] > config.cutoff:
                 continue
-            chosen = chosen[distance[chosen] <= reach]
             weighted, total = annular_sums(
                 positions[chosen], features[chosen], query, config.radii, config.bandwidths
             )

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hdvpd.data import schema, synthetic
@@ -31,6 +32,18 @@ def test_without_a_skeleton_every_link_is_a_point_and_every_pair_a_segment(raw):
     assert skeleton.segments == ((0, 1), (1, 2))
     assert set(skeleton.grippers) == {-1}
     assert len(skeleton.grippers) == skeleton.num_points == 11
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("m", 0.05), ("rad", 1.0), ("1", 1.0), (None, 1.0)])
+def test_a_gripper_is_of_order_one_in_the_unit_of_its_joint(raw, unit, expected):
+    joint = next(j for j in raw["robot"]["joints"] if j["name"] == "grip")
+    joint |= {"unit": unit} if unit else {}
+    if unit is None:
+        del joint["unit"]
+    skeleton = schema.parse_dataset(raw, FILE).robot.skeleton
+    has_gripper = np.array(skeleton.grippers) >= 0
+    assert has_gripper.any()
+    np.testing.assert_array_equal(np.array(skeleton.gripper_units)[has_gripper], expected)
 
 
 def _set(raw: Any, path: str, value: Any) -> None:

@@ -89,7 +89,8 @@ def test_observed_rows_are_measured_and_later_rows_are_what_was_commanded_for_th
     batch = read_window(dataset, 1, 2, 5, CONFIG)
     expected = np.array([2, 3, 103, 104, 105], np.float32)
     np.testing.assert_allclose(batch.robot.positions, np.tile(expected[:, None, None], (1, 11, 3)))
-    np.testing.assert_array_equal(batch.robot.gripper, np.tile(expected[:, None], (1, 11)))
+    # The opening counts too, in metres; it is handed on in units of 5 cm.
+    np.testing.assert_allclose(batch.robot.gripper, np.tile(expected[:, None] / 0.05, (1, 11)))
 
 
 @pytest.mark.parametrize(("start", "length"), [(6, 4), (-1, 3), (0, 10), (0, 1)])
@@ -331,4 +332,4 @@ def test_replaced_actions_work_without_a_batch_axis_and_on_device(dataset):
     device = replace_actions(jax.tree.map(jnp.asarray, own), jax.tree.map(jnp.asarray, other))
     host = replace_actions(own, other)
     jax.tree.map(np.testing.assert_array_equal, device.robot, host.robot)
-    np.testing.assert_array_equal(host.robot.gripper[:, 0], [0, 1, 105, 106])
+    np.testing.assert_allclose(0.05 * host.robot.gripper[:, 0], [0, 1, 105, 106], rtol=1e-6)

@@ -130,6 +130,45 @@ def test_stabilisation_does_not_change_attention():
         np.testing.assert_allclose(out[:, a], expected, atol=2e-5)
 
 
+def test_gradients_of_favor_attention_are_its_derivatives():
+    # Also through the maxima, which do not cancel altogether.
+    query, key, value, mask = random_heads(scale=2.0)
+    cotangent = np.random.default_rng(6).normal(size=value.shape)
+    with jax.enable_x64(True):
+        arguments = [jnp.asarray(x, jnp.float64) for x in (query, key, value)]
+        projection = jnp.asarray(PROJECTION, jnp.float64)
+
+        @jax.jit
+        def total(*arguments):
+            query, key, value = arguments
+            features = favor_features(query, key, projection, mask)
+            return (linear_attention(*features, value, mask) * cotangent).sum()
+
+        grads = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arguments)
+        rng = np.random.default_rng(7)
+        for i in range(3):
+            direction = [rng.normal(size=x.shape) * (i == j) for j, x in enumerate(arguments)]
+            expected = references.directional_derivative(total, arguments, direction)
+            assert np.vdot(grads[i], direction[i]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_sums_of_linear_attention_are_float64_for_float64_and_float32_for_less():
+    query, key, value, mask = random_heads()
+    query, key = np.abs(query) + 0.1, np.abs(key) + 0.1
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(x, jnp.float64) for x in (query, key, value)]
+        out = jax.jit(linear_attention)(*wide, mask)
+        assert out.dtype == jnp.float64
+    every = np.broadcast_to(mask[None], (len(mask), len(mask)))
+    for a in range(2):
+        expected = references.masked_attention(
+            *(np.float64(x[:, a]) for x in (query, key, value)), every
+        )
+        np.testing.assert_allclose(out[:, a], expected, rtol=1e-12, atol=1e-12)
+    half = jax.jit(linear_attention)(*(jnp.asarray(x, jnp.bfloat16) for x in wide), mask)
+    assert half.dtype == jnp.float32
+
+
 def test_favor_features_are_positive_at_any_scale():
     for scale in (1e-3, 1.0, 30.0, 1e4):
         query, key, _, mask = random_heads(scale=scale)

@@ -10,7 +10,12 @@ from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton, kinematic_points, poi
 
 @pytest.fixture
 def skeleton() -> Skeleton:
-    return Skeleton(points=(2, 0), segments=((0, 1), (1, 2)), grippers=(1, -1, *[-1] * 4, *[1] * 4))
+    return Skeleton(
+        points=(2, 0),
+        segments=((0, 1), (1, 2)),
+        grippers=(1, -1, *[-1] * 4, *[1] * 4),
+        gripper_units=(0.05, 1.0, *[1.0] * 4, *[0.05] * 4),
+    )
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def test_jax_and_numpy_give_the_same_points(skeleton, links):
     ours = kinematic_points(jnp.asarray(links), skeleton)
     np.testing.assert_array_equal(ours, kinematic_points(links, skeleton))
     grippers = point_grippers(jnp.asarray(joints), skeleton)
-    np.testing.assert_array_equal(grippers, point_grippers(joints, skeleton))
+    np.testing.assert_allclose(grippers, point_grippers(joints, skeleton), rtol=1e-6)
 
 
 def test_points_move_rigidly_with_the_links(skeleton, links):
@@ -53,20 +58,20 @@ def test_points_move_rigidly_with_the_links(skeleton, links):
     np.testing.assert_allclose(kinematic_points(moved, skeleton), expected, atol=1e-5)
 
 
-def test_gripper_opening_goes_to_the_points_of_its_arm_and_zero_elsewhere(skeleton):
+def test_gripper_opening_goes_to_the_points_of_its_arm_in_its_unit_and_zero_elsewhere(skeleton):
     joints = np.array([[7.0, 0.03], [8.0, 0.05]], np.float32)
-    expected = [[0.03, 0, 0, 0, 0, 0, 0.03, 0.03, 0.03, 0.03]]
-    expected += [[0.05, 0, 0, 0, 0, 0, 0.05, 0.05, 0.05, 0.05]]
-    np.testing.assert_array_equal(point_grippers(joints, skeleton), np.array(expected, np.float32))
+    expected = [[0.6, 0, 0, 0, 0, 0, 0.6, 0.6, 0.6, 0.6]]
+    expected += [[1.0, 0, 0, 0, 0, 0, 1.0, 1.0, 1.0, 1.0]]
+    np.testing.assert_allclose(point_grippers(joints, skeleton), expected, rtol=1e-6)
 
 
 def test_a_robot_of_single_links_has_no_points_between():
     links = np.ones((4, 2, 3), np.float32)
-    skeleton = Skeleton(points=(1,), segments=(), grippers=(-1,))
+    skeleton = Skeleton(points=(1,), segments=(), grippers=(-1,), gripper_units=(1.0,))
     assert kinematic_points(links, skeleton).shape == (4, 1, 3)
 
 
-def test_the_two_simulated_arms_have_the_84_points_of_the_specification(tmp_path):
+def test_the_two_simulated_arms_have_84_points(tmp_path):
     raw = bimanual_scene.robot_description()
     robot = schema.parse_robot(raw, tmp_path / "dataset.json")
     assert len(robot.links) == 28
@@ -82,4 +87,5 @@ def test_the_two_simulated_arms_have_the_84_points_of_the_specification(tmp_path
         assert [p for p in pairs if p[0][0] == arm] == list(itertools.pairwise(chain))
     # 42 points follow each gripper: the left one is joint 7, the right one joint 15.
     assert robot.skeleton.grippers.count(7) == robot.skeleton.grippers.count(15) == 42
+    assert set(robot.skeleton.gripper_units) == {0.05}  # their openings are metres
     assert POINTS_PER_SEGMENT == 4

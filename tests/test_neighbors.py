@@ -24,25 +24,31 @@ def backend(request):
     return request.param
 
 
-@functools.partial(
-    jax.jit, static_argnames=("k", "max_distance", "exclude_self", "backend", "mask_given")
-)
-def jitted_knn(queries, points, mask, k, max_distance, exclude_self, backend, mask_given):
+@functools.partial(jax.jit, static_argnums=range(3, 9))
+def jitted_knn(
+    queries, points, mask, k, max_distance, max_nearest, exclude_self, backend, mask_given
+):
     return neighbors.knn(
         queries,
         points,
         k,
         mask=mask if mask_given else None,
         max_distance=max_distance,
+        max_nearest=max_nearest,
         exclude_self=exclude_self,
         backend=backend,
     )
 
 
-def search(queries, points, k, *, backend, mask=None, max_distance=np.inf, exclude_self=False):
+def search(
+    queries, points, k, *, backend, mask=None, max_distance=np.inf, max_nearest=np.inf,
+    exclude_self=False,
+):  # fmt: skip
     given = mask is not None
     mask = mask if given else np.ones(len(points), bool)
-    return jitted_knn(queries, points, mask, k, max_distance, exclude_self, backend, given)
+    return jitted_knn(
+        queries, points, mask, k, max_distance, max_nearest, exclude_self, backend, given
+    )
 
 
 def assert_same(found, expected):
@@ -75,6 +81,16 @@ def test_far_points_are_not_found(backend, clouds):
     found = search(*clouds, 5, backend=backend, max_distance=0.6)
     assert 0 < np.asarray(found.found).mean() < 1
     assert_same(found, references.nearest(*clouds, 5, max_distance=0.6))
+
+
+@pytest.mark.parametrize("max_distance", [0.9, np.inf])
+@pytest.mark.parametrize("max_nearest", [0.0, 0.4])
+def test_queries_far_from_every_point_find_nothing(backend, clouds, max_nearest, max_distance):
+    found = search(*clouds, 5, backend=backend, max_distance=max_distance, max_nearest=max_nearest)
+    indices, distances = references.nearest(*clouds, 5, max_distance=max_distance)
+    far = distances[:, :1] > max_nearest
+    assert far.all() if max_nearest == 0 else 0 < far.mean() < 1
+    assert_same(found, (np.where(far, 0, indices), np.where(far, np.inf, distances)))
 
 
 def test_no_point_is_its_own_neighbour(backend, clouds):

@@ -252,6 +252,38 @@ def test_density_fades_with_the_widest_kernel_and_is_zero_beyond_the_cutoff():
     np.testing.assert_allclose(density[0, 0], 10 * np.log(2) * weight, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("kernels", "knn_backend"), [("xla", "xla"), ("host", "kdtree")])
+def test_features_at_the_cutoff_are_those_of_all_sixteen_neighbours(kernels, knn_backend):
+    # One particle just within the cutoff and others 5 to 6 cm farther, in a float64 sum over all of
+    # them; the nearest alone is off by several per cent.
+    distances = np.concatenate([[0.149], np.linspace(0.201, 0.21, 15)])
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(16, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    positions = np.float32(distances[:, None] * directions)
+    features = rng.uniform(1, 2, (16, CHANNELS)).astype(np.float32)
+    features[1:] *= 2
+    clouds = ParticleCloud(positions[None], features[None], np.ones((1, 16), bool))
+    graphdef, params = definition(CONFIG, kernels, knn_backend)
+
+    def shade(clouds):
+        def keep(inputs):
+            interpolated = inputs.reshape(-1, 4, CHANNELS + 1)[:, WIDEST, :CHANNELS]
+            return interpolated, jnp.ones(len(inputs))
+
+        module = scenes.apply(graphdef, params)
+        module.mlp = keep
+        return module._shade(clouds, jnp.zeros((1, 1, 1, 3)))[0]
+
+    found = np.asarray(jax.jit(shade)(clouds)).ravel()
+    weighted, total = references.annular_sums(
+        np.float64(positions), np.float64(features), np.zeros(3), CONFIG.radii, CONFIG.bandwidths
+    )
+    expected = weighted[WIDEST] / (total[WIDEST] + 1e-8)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert np.abs(features[0] / expected - 1).max() > 0.05
+
+
 def test_host_and_xla_agree_and_so_do_the_searches():
     clouds, rays = blob(40, num_real=33), camera_rays()
     value, grads = value_and_gradients("xla", "xla")(clouds, rays)

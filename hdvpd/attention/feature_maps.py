@@ -77,7 +77,8 @@ def favor_features(
     """Map queries and keys to FAVOR+ features, scaled so that no exponential overflows.
 
     Each query's features are divided by their maximum and all real keys' features by one common
-    maximum per head. Both cancel in the attention's ratio, up to the 1e-6 added to each feature.
+    maximum per head. Both cancel in the attention's ratio, up to the 1e-6 added to each feature:
+    because of it gradients flow through the maxima too.
 
     Args:
       query: queries per head a.
@@ -93,8 +94,7 @@ def favor_features(
     most_query = of_query.max(-1, keepdims=True)
     most_key = jnp.where(real, of_key, -jnp.inf).max((0, 2), keepdims=True)
     most_key = jnp.where(jnp.isfinite(most_key), most_key, 0.0)
-    # The maxima are constants of the ratio: no gradient flows through them.
-    of_query = of_query - jax.lax.stop_gradient(most_query)
-    of_key = jnp.where(real, of_key - jax.lax.stop_gradient(most_key), 0.0)
+    of_query = of_query - most_query
+    of_key = jnp.where(real, of_key - most_key, 0.0)
     scale = 1 / np.sqrt(projection.shape[1])
     return scale * (jnp.exp(of_query) + _EPS), scale * (jnp.exp(of_key) + _EPS)

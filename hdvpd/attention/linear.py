@@ -20,12 +20,14 @@ def linear_attention(
       mask: real tokens; others are neither keys nor values.
 
     Returns:
-      out_i = phi_q[i]^T (sum_j phi_k[j] v_j^T) / (phi_q[i]^T sum_j phi_k[j]), sums in float32 over
-      real tokens and divided by their number, so that 65k terms neither overflow nor lose digits.
+      out_i = phi_q[i]^T (sum_j phi_k[j] v_j^T) / (phi_q[i]^T sum_j phi_k[j]), sums over real
+      tokens and divided by their number, so that 65k terms do not overflow; in float32 or the
+      inputs' precision, whichever is higher, so that they lose no digits either.
     """
-    share = mask / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    sums = jnp.promote_types(jnp.result_type(key, value), jnp.float32)
+    share = mask / jnp.maximum(mask.sum(), 1).astype(sums)
     key = key * share[:, None, None]
-    summary = jnp.einsum("tam,tac->amc", key, value, preferred_element_type=jnp.float32)
+    summary = jnp.einsum("tam,tac->amc", key, value, preferred_element_type=sums)
     normalizer = jnp.einsum("tam,am->ta", query, key.sum(0))
     # A cloud without any real token gives zero instead of 0 / 0.
     normalizer = jnp.where(normalizer > 0, normalizer, 1.0)

@@ -17,6 +17,8 @@ from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton
 FORMAT = "hdvpd-dataset"
 VERSION = 1
 SPLITS = ("train", "validation", "test")
+GRIPPER_UNITS = {"m": 0.05, "rad": 1.0, "1": 1.0}
+"""In which unit a gripper's joint enters the model, by the joint's own: of order one."""
 
 Json = Mapping[str, Any]
 
@@ -345,7 +347,9 @@ def parse_robot(raw: Json, file: Path) -> RobotInfo:
     Raises:
       UserError: a name is missing, unknown or given twice.
     """
-    joints = [_get(j, "name", str, file, "robot.joints") for j in _objects(raw, "joints", file)]
+    listed_joints = _objects(raw, "joints", file)
+    joints = [_get(joint, "name", str, file, "robot.joints") for joint in listed_joints]
+    units = [GRIPPER_UNITS.get(str(joint.get("unit")), 1.0) for joint in listed_joints]
     links = _objects(raw, "links", file)
     names = [_get(link, "name", str, file, "robot.links") for link in links]
     for kind, listed in (("joints", joints), ("links", names)):
@@ -353,11 +357,12 @@ def parse_robot(raw: Json, file: Path) -> RobotInfo:
         if twice:
             raise UserError(f"{file}: robot.{kind} names {twice[0]!r} twice; names are unique.")
     skeleton = raw.get("skeleton") or _default_skeleton(links, names)
+    unit_of = dict(zip(joints, units, strict=True))
     return RobotInfo(
         name=str(raw.get("name", "unknown")),
         joints=tuple(joints),
         links=tuple(names),
-        skeleton=_parse_skeleton(skeleton, links, names, joints, file),
+        skeleton=_parse_skeleton(skeleton, links, names, unit_of, file),
     )
 
 
@@ -367,7 +372,7 @@ def _default_skeleton(links: Sequence[Json], names: Sequence[str]) -> Json:
 
 
 def _parse_skeleton(
-    raw: Json, links: Sequence[Json], names: Sequence[str], joints: Sequence[str], file: Path
+    raw: Json, links: Sequence[Json], names: Sequence[str], units: Mapping[str, float], file: Path
 ) -> Skeleton:
     def index(listed: Sequence[str], name: Any, key: str) -> int:
         if name not in listed:
@@ -390,7 +395,7 @@ def _parse_skeleton(
             "robot.links or robot.skeleton.points."
         )
     opening = {
-        arm: index(joints, entry["gripper"], f"robot.skeleton.arms.{arm}.gripper")
+        arm: index(list(units), entry["gripper"], f"robot.skeleton.arms.{arm}.gripper")
         for arm, entry in raw.get("arms", {}).items()
         if isinstance(entry, Mapping) and "gripper" in entry
     }
@@ -398,7 +403,9 @@ def _parse_skeleton(
     # A point between two links moves with the arm of the second, which is the farther one.
     grippers = [gripper_of_link[p] for p in points]
     grippers += [gripper_of_link[b] for _, b in segments for _ in range(POINTS_PER_SEGMENT)]
-    return Skeleton(tuple(points), tuple(segments), tuple(grippers))
+    of_joint = [*units.values(), 1.0]  # the last is that of no gripper, number -1
+    gripper_units = tuple(of_joint[gripper] for gripper in grippers)
+    return Skeleton(tuple(points), tuple(segments), tuple(grippers), gripper_units)
 
 
 def _objects(raw: Json, key: str, file: Path) -> list[Json]:

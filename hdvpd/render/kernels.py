@@ -47,7 +47,7 @@ def annular_sums(
     if use_host_kernels(kernels):
         return _annular_sums_host((radii, bandwidths), positions, features, queries, indices, found)
     distance = safe_norm(positions[indices] - queries[:, None])
-    radius, bandwidth = (jnp.asarray(x, jnp.float32)[None, None] for x in (radii, bandwidths))
+    radius, bandwidth = (jnp.asarray(x, distance.dtype)[None, None] for x in (radii, bandwidths))
     weights = jnp.exp(-(((distance[..., None] - radius) / bandwidth) ** 2))
     weights = jnp.where(found[..., None], weights, 0.0)
     gathered = features[indices]

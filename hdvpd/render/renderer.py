@@ -25,6 +25,16 @@ from hdvpd.types import ParticleCloud, Rays, Rendering
 _NUM_CHUNKS = 16
 
 
+def support(config: RenderConfig) -> float:
+    """Return how far particles are looked for around a sample within the cutoff of one [m].
+
+    Three bandwidths beyond the cutoff, or beyond an annulus still farther out: a particle there
+    weighs less than e^-9 of one at the cutoff, or on the annulus, in every kernel.
+    """
+    farthest = (max(config.cutoff, radius) for radius in config.radii)
+    return max(x + 3 * b for x, b in zip(farthest, config.bandwidths, strict=True))
+
+
 class NerfMlp(nnx.Module):
     """Interpolated features to colour and density."""
 
@@ -101,6 +111,7 @@ class Renderer(nnx.Module):
     def _search(
         self, cloud: ParticleCloud, queries: Float[Array, "q 3"], k: int, max_distance: float
     ) -> Neighbors:
+        """Find neighbours of queries with a particle within the cutoff; others find none."""
         with jax.named_scope("render_neighbors"):
             return knn(
                 queries,
@@ -108,6 +119,7 @@ class Renderer(nnx.Module):
                 k,
                 mask=cloud.mask,
                 max_distance=max_distance,
+                max_nearest=self.config.cutoff,
                 backend=self.knn_backend,
             )
 
@@ -117,13 +129,9 @@ class Renderer(nnx.Module):
         """Return colour and density of every sample; density is 0 out of reach."""
         config = self.config
         shape = queries.shape[:-1]
-        # Beyond three bandwidths of the outermost annulus a particle weighs less than 2e-4.
-        support = max(r + 3 * b for r, b in zip(config.radii, config.bandwidths, strict=True))
         flat = queries.reshape(shape[0], -1, 3)
         neighbors = jax.vmap(
-            lambda cloud, points: self._search(
-                cloud, points, config.num_neighbors, max(support, config.cutoff)
-            )
+            lambda cloud, points: self._search(cloud, points, config.num_neighbors, support(config))
         )(clouds, flat)
         num_particles = clouds.mask.shape[1]
         first = jnp.arange(shape[0], dtype=jnp.int32)[:, None, None] * num_particles
@@ -147,7 +155,7 @@ class Renderer(nnx.Module):
         """Interpolate and shade in chunks, skipping the chunks that hold no sample in reach."""
         config = self.config
         widest = config.bandwidths.index(max(config.bandwidths))
-        reached = distances[:, 0] <= config.cutoff
+        reached = jnp.isfinite(distances[:, 0])
         order = jnp.argsort(~reached, stable=True)
         num_queries = queries.shape[0]
         chunk = -(-num_queries // _NUM_CHUNKS)
