@@ -17,8 +17,6 @@ from hdvpd.data.windows import (
     WindowIndex,
     read_window,
     replace_actions,
-    resize_depth,
-    resize_rgb,
     select_cameras,
     stack_windows,
 )
@@ -286,31 +284,6 @@ def test_resizing_scales_intrinsics_with_the_image(dataset):
 
     full, half = pixel(HEIGHT, WIDTH), pixel(HEIGHT // 2, WIDTH * 3)
     np.testing.assert_allclose(half, full * [3, 0.5], rtol=1e-5)
-
-
-def test_resized_depth_takes_the_nearest_pixel_and_never_blends():
-    depth_m = np.random.default_rng(0).uniform(0.5, 2, (2, 12, 10)).astype(np.float32)
-    small = resize_depth(depth_m, 4, 7)
-    for i in range(4):
-        for j in range(7):
-            old = depth_m[:, int((i + 0.5) * 12 / 4), int((j + 0.5) * 10 / 7)]
-            np.testing.assert_array_equal(small[:, i, j], old)
-    assert resize_depth(depth_m, 12, 10) is depth_m
-
-
-def test_resized_colour_averages_over_area():
-    rng = np.random.default_rng(0)
-    flat = np.full((1, 12, 12, 3), (10, 100, 200), np.uint8)
-    np.testing.assert_array_equal(resize_rgb(flat, 6, 4), flat[:, :6, :4])
-    # Fine noise shrinks to nearly its mean, which picking single pixels would not give.
-    noise = rng.integers(0, 256, (1, 120, 120, 3)).astype(np.uint8)
-    small = resize_rgb(noise, 6, 6)
-    assert np.abs(small.astype(float) - 127.5).max() < 25
-    # A ramp along the columns stays where it is: no half-pixel shift.
-    ramp = np.tile(np.arange(0, 240, 4, dtype=np.uint8)[None, None, :, None], (1, 8, 1, 3))
-    centres = (np.arange(20) + 0.5) * 3 - 0.5
-    expected = np.interp(centres, np.arange(60), ramp[0, 0, :, 0])
-    np.testing.assert_allclose(resize_rgb(ramp, 8, 20)[0, 3, 1:-1, 0], expected[1:-1], atol=1)
 
 
 def test_stacked_windows_and_replaced_actions(dataset):

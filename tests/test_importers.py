@@ -166,7 +166,7 @@ def test_what_was_done_is_recorded(name, imported):
     source = dataset.info.raw["source"]
     assert source["options"]["step_s"] == 0.5
     assert set(SCENES[0].views) <= set(source["fields"])
-    assert {"hdvpd", "numpy", "pillow"} <= set(source)
+    assert {"hdvpd", "numpy", "pillow", "scipy"} <= set(source)
     meta = json.loads((writer.episode_folder(dataset.path, 1) / "episode.json").read_text())
     assert meta["source_frames"] == list(range(sources.FRAMES))
     assert meta["source"]

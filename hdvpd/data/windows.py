@@ -13,12 +13,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from PIL import Image
 
 from hdvpd import kinematics
-from hdvpd.array_typing import Float, UInt8
 from hdvpd.config import DataConfig
-from hdvpd.data import checks
+from hdvpd.data import checks, resizing
 from hdvpd.data.schema import CameraInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
@@ -264,8 +262,8 @@ def _read_view(
     height, width = data_config.height, data_config.width
     scale = np.array([width / info.width, height / info.height, 1.0])
     return RgbdFrames(
-        rgb=resize_rgb(rgb, height, width),
-        depth_m=resize_depth(depth_m, height, width),
+        rgb=resizing.resize_rgb(rgb, height, width),
+        depth_m=resizing.resize_depth(depth_m, height, width),
         camera=Camera(
             intrinsics=(intrinsics * scale[None, :, None]).astype(np.float32),
             camera_to_world=pose.astype(np.float32),
@@ -288,45 +286,3 @@ def _read_robot(
         positions=np.asarray(kinematics.kinematic_points(plan(links, planned_links), skeleton)),
         gripper=np.asarray(kinematics.point_grippers(plan(joints, planned_joints), skeleton)),
     )
-
-
-def resize_rgb(
-    rgb: UInt8[np.ndarray, "f h w 3"], height: int, width: int
-) -> UInt8[np.ndarray, "f i j 3"]:
-    """Resize colour images; shrinking averages over the area of each new pixel.
-
-    Args:
-      rgb: images.
-      height: new rows [px].
-      width: new columns [px].
-
-    Returns:
-      The images at the new size, unchanged if they have it already.
-    """
-    if rgb.shape[1:3] == (height, width):
-        return rgb
-    size = (width, height)
-    return np.stack(
-        [np.asarray(Image.fromarray(f).resize(size, Image.Resampling.BILINEAR)) for f in rgb]
-    )
-
-
-def resize_depth(
-    depth_m: Float[np.ndarray, "f h w"], height: int, width: int
-) -> Float[np.ndarray, "f i j"]:
-    """Resize depth images by the nearest pixel: blended depth would invent surfaces.
-
-    Args:
-      depth_m: images [m].
-      height: new rows [px].
-      width: new columns [px].
-
-    Returns:
-      The images at the new size [m].
-    """
-    old_height, old_width = depth_m.shape[1:3]
-    if (old_height, old_width) == (height, width):
-        return depth_m
-    rows = ((np.arange(height) + 0.5) * old_height / height).astype(np.int64)
-    columns = ((np.arange(width) + 0.5) * old_width / width).astype(np.int64)
-    return depth_m[:, rows[:, None], columns[None, :]]

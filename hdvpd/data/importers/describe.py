@@ -96,7 +96,7 @@ def provenance(job: Job, source: base.AbstractSource, episodes: int) -> dict[str
       Plain values.
     """
     options, settings = source.options, job.settings
-    packages = ("numpy", "pillow", *source.packages)
+    packages = ("numpy", "pillow", "scipy", *source.packages)
     if settings.robot_file:
         packages += ("mujoco",)
     return {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import rich.console
 
-from hdvpd.data import episode_pool, schema, store, windows, writer
+from hdvpd.data import episode_pool, resizing, schema, store, writer
 from hdvpd.data.importers import base, conversions, describe, readings
 from hdvpd.data.importers.describe import Job
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
@@ -333,8 +333,8 @@ def _write_images(
                 _check_depth(image, name, place, int(prepared.rows[start + k]))
                 size = prepared.sizes[name]
                 rgb, depth = shard[f"cameras/{name}/rgb"], shard[f"cameras/{name}/depth"]
-                rgb[k] = windows.resize_rgb(image.rgb[None], *size)[0]
-                depth[k] = windows.resize_depth(image.depth_m[None], *size)[0]
+                rgb[k] = resizing.resize_rgb(image.rgb[None], *size)[0]
+                depth[k] = resizing.resize_depth(image.depth_m[None], *size)[0]
         target.write_frames(start, shard)
 
 
