@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Bool, Float, Int, pytree
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 from hdvpd.host import host_call
 
 Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
@@ -211,7 +211,7 @@ def _open3d(
     except (ImportError, OSError) as error:
         raise UserError(
             f"model.knn = 'open3d' needs Open3D, which does not import ({error}): "
-            "pip install 'hdvpd[open3d]' and the system library libusb-1.0-0."
+            f"{how_to_install('open3d')}, and install the system library libusb-1.0-0."
         ) from error
     search = o3c.nns.NearestNeighborSearch(o3c.Tensor(np.ascontiguousarray(points)))
     search.knn_index()
@@ -228,7 +228,7 @@ def _keops(
     except ImportError as error:
         raise UserError(
             f"model.knn = 'keops' needs KeOps, which does not import ({error}): "
-            "pip install 'hdvpd[keops]' and a C++ compiler."
+            f"{how_to_install('keops')}, and install a C++ compiler."
         ) from error
     lazy_queries = LazyTensor(np.ascontiguousarray(queries)[:, None, :])
     lazy_points = LazyTensor(np.ascontiguousarray(points)[None, :, :])

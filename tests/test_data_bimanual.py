@@ -549,7 +549,7 @@ def test_impossible_arguments_are_one_message_and_write_nothing(tmp_path, change
 
 def test_without_mujoco_the_remedy_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(UserError, match=r"pip install 'hdvpd\[sim\]'"):
+    with pytest.raises(UserError, match=r"in the clone, run: pip install .* -e '\.\[sim\]'"):
         bimanual.simulate(tmp_path / "new", **ARGUMENTS)
     assert not (tmp_path / "new").exists()
 

@@ -214,7 +214,7 @@ def test_tensorboard_is_optional_and_its_lack_explained(
     monkeypatch.setattr(importlib, "import_module", missing)
     Reporter(tmp_path, config, start_step=0).close()
     wanted = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
-    with pytest.raises(UserError, match=r"tensorboardX.*hdvpd\[tensorboard\]"):
+    with pytest.raises(UserError, match=r"tensorboardX.*-e '\.\[tensorboard\]'"):
         Reporter(tmp_path, wanted, start_step=0)
 
 

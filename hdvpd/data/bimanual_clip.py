@@ -15,7 +15,7 @@ import numpy as np
 from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import bimanual_scene as scene
 from hdvpd.data.bimanual_plan import draw_plan, joint_path, within_reach
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 RATE_HZ = 2.0
 SETTLING_STEPS = 300
@@ -318,8 +318,7 @@ def load_mujoco() -> Any:
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("mujoco"):
             raise UserError(
-                "Simulation needs MuJoCo, which is not installed. Install it with "
-                "`pip install 'hdvpd[sim]'`."
+                f"Simulation needs MuJoCo, which is not installed: {how_to_install('sim')}."
             ) from error
         raise _no_backend(error) from error
     except Exception as error:  # PyOpenGL raises what it likes when a system library is missing

@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import resource
-import sys
 import threading
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 
 from hdvpd.config import Config
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 from hdvpd.training.files import explain_write_errors
 from hdvpd.types import Batch
 
@@ -257,8 +256,8 @@ def _open_events(path: Path, start_step: int) -> Any:
         tensorboard = importlib.import_module("tensorboardX")
     except ImportError as error:
         raise UserError(
-            "train.tensorboard = true needs tensorboardX: install it with "
-            f"{Path(sys.executable).name} -m pip install 'hdvpd[tensorboard]', or leave the "
-            "option out (metrics.jsonl is always written)."
+            "train.tensorboard = true needs tensorboardX, which is not installed: "
+            f"{how_to_install('tensorboard')}, or leave the option out (metrics.jsonl is always "
+            "written)."
         ) from error
     return tensorboard.SummaryWriter(str(path), purge_step=start_step or None)

@@ -20,7 +20,7 @@ from hdvpd.data.calibration.views import (
     surface_normals,
     world_points,
 )
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 Backend = Literal["auto", "open3d", "scipy"]
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -94,8 +94,8 @@ def choose_indexer(backend: Backend = "auto") -> tuple[str, Indexer]:
         except (ImportError, OSError) as error:
             if backend == "open3d":
                 raise UserError(
-                    f"Open3D does not import ({error}): pip install 'hdvpd[open3d]' and the "
-                    "system library libusb-1.0-0, or leave the choice to hdvpd."
+                    f"Open3D does not import ({error}): {how_to_install('open3d')}, and install "
+                    "the system library libusb-1.0-0, or leave the choice to hdvpd."
                 ) from error
     return "scipy", _scipy_index
 

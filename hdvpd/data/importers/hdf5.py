@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data.importers.base import SourcePlace
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 MAX_BLOCK_BYTES = 2**26
 """Read at once where chunks of the file span many rows."""
@@ -39,8 +39,7 @@ def open_hdf5(file: Path, place: SourcePlace | None = None) -> Iterator[Any]:
         import h5py
     except ImportError as error:
         raise UserError(
-            "Reading HDF5 files needs h5py, which is not installed. Install it with "
-            "`pip install 'hdvpd[import]'`."
+            f"Reading HDF5 files needs h5py, which is not installed: {how_to_install('import')}."
         ) from error
     try:
         stream = h5py.File(file, "r", locking=False)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data.importers.base import SourcePlace
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 BATCH_ROWS = 32
 """Rows of pictures read at once."""
@@ -149,8 +149,8 @@ def open_parquet(file: Path, place: SourcePlace | None = None) -> Iterator[Table
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UserError(
-            "Reading Parquet files needs PyArrow, which is not installed. Install it with "
-            "`pip install 'hdvpd[import]'`."
+            "Reading Parquet files needs PyArrow, which is not installed: "
+            f"{how_to_install('import')}."
         ) from error
     try:
         stream = pq.ParquetFile(file)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 MIN_SEGMENT_M = 0.02
 """Links nearer to their parent than this give no kinematic points between the two."""
@@ -274,8 +274,8 @@ def _load_mujoco() -> Any:
         import mujoco
     except ImportError as error:
         raise UserError(
-            "The kinematics of a robot model need MuJoCo, which is not installed. Install it with "
-            "`pip install 'hdvpd[sim]'`."
+            "The kinematics of a robot model need MuJoCo, which is not installed: "
+            f"{how_to_install('sim')}."
         ) from error
     return mujoco
 

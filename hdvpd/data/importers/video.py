@@ -15,7 +15,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float, Shaped, UInt8
 from hdvpd.data.importers.base import SourcePlace
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 
 TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""
@@ -189,8 +189,7 @@ def open_video(place: SourcePlace) -> Iterator[Video]:
         from av.error import FFmpegError
     except ImportError as error:
         raise UserError(
-            "Reading videos needs PyAV, which is not installed. Install it with "
-            "`pip install 'hdvpd[import]'`."
+            f"Reading videos needs PyAV, which is not installed: {how_to_install('import')}."
         ) from error
     file: Path = place.file
     # Naming the demuxer keeps FFmpeg from taking the file for a playlist of other files.
