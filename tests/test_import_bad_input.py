@@ -483,7 +483,7 @@ HDF5_CASES = [
         ("--action joint-targets", "are no absolute joint positions"),
         ("--action", "joint-targets"),
     ),
-    Case("maniskill", "broken json", replace(only("*.json"), "{"), (".json cannot be read",)),
+    Case("maniskill", "broken json", replace(only("*.json"), "{"), (".json: it cannot be read",)),
     Case(
         "maniskill",
         "no trajectories",
@@ -599,7 +599,7 @@ HDF5_CASES = [
         "robomimic",
         "no observations",
         edit("robomimic", remove("data/demo_0/obs")),
-        ("'obs' is missing",),
+        ("it holds no observations", "dataset_states_to_obs.py --dataset"),
     ),
     Case(
         "robomimic",
@@ -926,6 +926,7 @@ def test_a_broken_source_is_one_line_and_leaves_nothing(
     assert printed.err.count("\n") == 1
     for word in case.words:
         assert word in printed.err
+    assert "--skip-bad" not in printed.err  # of the one episode
     if "frame" in case.words[0]:
         assert NAMES[case.format] in printed.err
     assert str(tmp_path) not in printed.err or "source" in printed.err

@@ -17,8 +17,8 @@ from hdvpd.__main__ import main
 from hdvpd.data import writer
 from hdvpd.data.calibration import agreement
 from hdvpd.data.importers import conversions, lerobot, lerobot_info, video
-from hdvpd.data.importers.base import SourcePlace
 from hdvpd.data.importers.driver import import_dataset
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -421,7 +421,7 @@ def nan_at(row: int) -> Callable[[list[Any]], list[Any]]:
 
 CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "no info": (remove("meta/info.json"), ("is no LeRobot data set", "meta/info.json")),
-    "info no JSON": (overwrite("meta/info.json", "{"), ("info.json cannot be read as JSON",)),
+    "info no JSON": (overwrite("meta/info.json", "{"), ("info.json: it cannot be read as JSON",)),
     "unknown version": (
         change_info(lambda info: info.update(codebase_version="v4.0")),
         ("codebase_version 'v4.0'", "v3.0 and v2.1", "Convert"),

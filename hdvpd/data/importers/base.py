@@ -14,53 +14,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hdvpd.array_typing import Bool, Float, UInt8
-from hdvpd.data.checks import AbstractPlace
+from hdvpd.array_typing import Float, UInt8
 from hdvpd.data.importers.conversions import PoseReading
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.data.importers.sidecar import SAFE_NAME, Sidecar
-from hdvpd.errors import UserError
 
 Channels = Literal["rgb", "bgr"]
 MAX_TARGET_DISTANCE = 0.5
 """An absolute joint target lies nearer than this to the next position [rad, m]."""
-
-
-class BadEpisodeError(UserError):
-    """An episode that cannot be imported: --skip-bad leaves it out."""
-
-
-@dataclass(frozen=True)
-class SourcePlace(AbstractPlace):
-    """Where frames come from in the source, for messages.
-
-    Attributes:
-      file: or folder of the episode.
-      episode: name in the source.
-    """
-
-    file: Path
-    episode: str
-
-    def error(self, found: str, remedy: str = "", frame: int | None = None) -> BadEpisodeError:
-        """Return the exception for something wrong in this episode.
-
-        Args:
-          found: what is wrong, one sentence without its full stop.
-          remedy: what to do, whole sentences.
-          frame: of the source, where one is at fault.
-
-        Returns:
-          An exception to raise.
-        """
-        where = f"episode {self.episode}" + ("" if frame is None else f", frame {frame}")
-        text = f"{self.file}: {where}: {' '.join(found.split())}. {remedy}"
-        return BadEpisodeError(text.strip())
-
-    def require(self, good: Bool[np.ndarray, "f"], name: str, found: str, remedy: str) -> None:
-        """Pass if every frame is good; the message names the first bad one."""
-        if not good.all():
-            raise self.error(f"{name}: {found.rstrip(',')}", remedy, int(np.argmin(good)))
 
 
 @dataclass(frozen=True)

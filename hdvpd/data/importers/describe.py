@@ -13,6 +13,7 @@ import hdvpd
 from hdvpd.array_typing import Float
 from hdvpd.data import schema
 from hdvpd.data.importers import base, source_class
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.prepare import Prepared, Settings, guess_workspace
 from hdvpd.errors import UserError
 
@@ -139,9 +140,7 @@ def require_same(found: Any, wanted: Mapping[str, Any], file: Path) -> None:
             )
 
 
-def require_alike(
-    prepared: Prepared, description: Mapping[str, Any], place: base.SourcePlace
-) -> None:
+def require_alike(prepared: Prepared, description: Mapping[str, Any], place: SourcePlace) -> None:
     """Require that an episode has what dataset.json describes.
 
     Args:

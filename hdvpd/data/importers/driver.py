@@ -18,14 +18,18 @@ import numpy as np
 import rich.console
 
 from hdvpd.data import episode_pool, resizing, schema, store, writer
-from hdvpd.data.importers import base, conversions, describe, readings
+from hdvpd.data.calibration.recording import spread
+from hdvpd.data.importers import base, conversions, describe, readings, source_class
 from hdvpd.data.importers.describe import Job
+from hdvpd.data.importers.faults import BadEpisodeError, SourcePlace
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
 from hdvpd.errors import UserError
 
 QUARANTINE = "quarantine.json"
+OTHERS_TRIED = 3
+"""Episodes that are looked at to see whether a fault is one of the whole source."""
 _PROBE = 4
 """Every so many pixels are looked at when the unit of depth is judged."""
 
@@ -71,6 +75,7 @@ def import_dataset(
       UserError: a flag is impossible, `out` holds something else, nothing can be imported, or an
         episode is bad and `skip_bad` is off. Finished episodes are kept.
     """
+    source_class(format)  # before anything else is asked for: an unknown format explains the rest
     numbers = {"--step": step_s, "--workers": workers, "--depth-unit-m": depth_unit_m,
                "--rate": rate_hz}  # fmt: skip
     for flag, value in numbers.items():
@@ -129,7 +134,7 @@ class _Import:
                 results, len(missing), console, doing="importing", done="imported"
             ):
                 self._note(number, reason)
-        except base.BadEpisodeError as error:
+        except BadEpisodeError as error:
             raise self._stopped(error) from error
         except KeyboardInterrupt:
             console.print(
@@ -184,9 +189,9 @@ class _Import:
                     )
                 self._report(episode, description["source"]["fields"], recording, prepared)
                 return description
-            except base.BadEpisodeError as error:
+            except BadEpisodeError as error:
                 if not self._skip_bad:
-                    raise UserError(f"{error} {_HINT}") from error
+                    raise UserError(f"{error} {self._advice(error)}") from error
                 self._note(number, str(error))
         reasons = f"; the first: {next(iter(self._bad.values()))}" if self._bad else ""
         raise UserError(f"{self._job.path}: no episode can be imported{reasons}")
@@ -222,15 +227,35 @@ class _Import:
             self._bad[number] = reason
             self._console.print(f"left out: {reason}")
 
-    def _stopped(self, error: base.BadEpisodeError) -> UserError:
+    def _stopped(self, error: BadEpisodeError) -> UserError:
         finished = len(writer.finished_episodes(self._job.out))
         if not finished:
             self._discard()
-            return UserError(f"{error} {_HINT}")
+            return UserError(f"{error} {self._advice(error)}")
         return UserError(
             f"{error} {finished} episodes of {self._job.out} are finished, but the import is "
-            f"incomplete. {_HINT}"
+            f"incomplete. {_REPAIR}{_LEAVE_OUT}"
         )
+
+    def _advice(self, error: BadEpisodeError) -> str:
+        """Say what to do about an episode: to leave it out helps only if others are good."""
+        others = [self._listed[n] for n in self._chosen if self._listed[n].name != error.episode]
+        tried = [others[k] for k in spread(OTHERS_TRIED, len(others))] if others else []
+        if any(map(self._is_good, tried)):
+            return _REPAIR + _LEAVE_OUT
+        names = ", ".join(episode.name for episode in tried)
+        too = f" The others that were tried ({names}) cannot be imported either." if tried else ""
+        return f"{_REPAIR}.{too}"
+
+    def _is_good(self, episode: base.SourceEpisode) -> bool:
+        try:
+            with self._source.open(episode) as recording:
+                row = int(prepare(recording, episode.place, self._job.settings).rows[0])
+                for name, image in next(recording.frames([row])).items():
+                    _check_depth(image, name, episode.place, row)
+        except UserError:
+            return False
+        return True
 
     def _discard(self) -> None:
         """Leave nothing of an import without a single episode."""
@@ -263,7 +288,8 @@ class _Import:
         console.print(f"{out}: {len(dataset.episodes)} episodes ({counts}){left_out}.")
 
 
-_HINT = "Repair it and run the same command again, or leave bad episodes out with --skip-bad."
+_REPAIR = "Repair it and run the same command again"
+_LEAVE_OUT = ", or leave bad episodes out with --skip-bad."
 
 
 def _import_episode(
@@ -282,7 +308,7 @@ def _import_episode(
             with writer.new_episode(job.out, number, meta) as target:
                 target.write(prepared.arrays)
                 _write_images(target, recording, prepared, episode.place)
-    except base.BadEpisodeError as error:
+    except BadEpisodeError as error:
         if not skip_bad:
             raise
         return number, str(error)
@@ -312,7 +338,7 @@ def _write_images(
     target: writer.EpisodeWriter,
     recording: base.Recording,
     prepared: Prepared,
-    place: base.SourcePlace,
+    place: SourcePlace,
 ) -> None:
     """Stream the images, a shard at a time: one is compressed while the next is decoded."""
     frames = len(prepared.rows)
@@ -338,7 +364,7 @@ def _write_images(
         target.write_frames(start, shard)
 
 
-def _check_depth(image: base.RgbdImage, camera: str, place: base.SourcePlace, frame: int) -> None:
+def _check_depth(image: base.RgbdImage, camera: str, place: SourcePlace, frame: int) -> None:
     depth_m = image.depth_m
     if not (depth_m > 0).any():
         raise place.error(

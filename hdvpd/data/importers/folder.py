@@ -15,6 +15,7 @@ import contextlib
 import csv
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ import numpy as np
 
 from hdvpd.data import schema
 from hdvpd.data.importers import base, conversions, images
-from hdvpd.data.importers.sidecar import FILE_NAME, read_sidecar
+from hdvpd.data.importers.faults import SourcePlace, diagnosis
+from hdvpd.data.importers.sidecar import FILE_NAME, SidecarCamera, read_sidecar
 from hdvpd.errors import UserError
 
 DEPTH_UNIT_M = 0.001
@@ -63,7 +65,7 @@ class FolderSource(base.AbstractSource):
         return tuple(self._list(table.parent) for table in tables)
 
     def _list(self, folder: Path) -> base.SourceEpisode:
-        about = _about(base.SourcePlace(folder, folder.name))
+        about = _about(SourcePlace(folder, folder.name))
         success = about.get("success")
         return base.SourceEpisode(
             name=folder.name,
@@ -102,10 +104,25 @@ class FolderSource(base.AbstractSource):
                 "joint_positions": f"columns of {TABLE}, measured",
                 "joint_targets": f"columns <joint>.target of {TABLE}" if commanded else "none",
             },
+            warnings=tuple(self._left_out(episode.file)),
         )
 
+    def _left_out(self, episode: Path) -> Iterator[str]:
+        """Name the folders with pictures that belong to no camera of the calibration file."""
+        known = {
+            folder
+            for name, camera in self._sidecar.cameras.items()
+            for folder in _folders(episode, name, camera).values()
+        }
+        for folder, _, files in sorted(os.walk(episode)):
+            if Path(folder) not in known and any(map(_is_picture, files)):
+                yield (
+                    f"pictures in {Path(folder).relative_to(episode)} are left out: "
+                    f"{self._sidecar.file.name} names no camera for them"
+                )
+
     def _end_effectors(
-        self, place: base.SourcePlace, table: Mapping[str, np.ndarray]
+        self, place: SourcePlace, table: Mapping[str, np.ndarray]
     ) -> tuple[base.EndEffector, ...]:
         tools = []
         for name, arm in self._sidecar.end_effectors:
@@ -121,7 +138,7 @@ class _Pictures:
 
     def __init__(
         self,
-        place: base.SourcePlace,
+        place: SourcePlace,
         camera: str,
         options: base.Options,
         frames: int,
@@ -129,10 +146,7 @@ class _Pictures:
         self._place, self._frames = place, frames
         self._channels: base.Channels = options.channels or "rgb"
         given = options.sidecar.cameras[camera]
-        self._folders = {
-            "rgb": place.file / (given.rgb or f"{camera}/rgb"),
-            "depth": place.file / (given.depth or f"{camera}/depth"),
-        }
+        self._folders = _folders(place.file, camera, given)
         self._files = {kind: self._listed(kind) for kind in self._folders}
         first = images.decode_rgb(self._files["rgb"][0], place, 0, None, self._name("rgb", 0))
         self._size = (first.shape[0], first.shape[1])
@@ -171,11 +185,7 @@ class _Pictures:
         folder = self._folders[kind]
         if not folder.is_dir():
             raise self._place.error(f"the folder {folder.relative_to(self._place.file)} is missing")
-        found = {
-            int(file.stem): file
-            for file in folder.iterdir()
-            if file.suffix.lower() in _SUFFIXES and file.stem.isdecimal()
-        }
+        found = {int(file.stem): file for file in folder.iterdir() if _is_picture(file.name)}
         shown = folder.relative_to(self._place.file)
         for row in range(self._frames):
             if row not in found:
@@ -194,11 +204,23 @@ class _Pictures:
         return [found[row] for row in range(self._frames)]
 
 
+def _folders(episode: Path, camera: str, given: SidecarCamera) -> dict[str, Path]:
+    return {
+        "rgb": episode / (given.rgb or f"{camera}/rgb"),
+        "depth": episode / (given.depth or f"{camera}/depth"),
+    }
+
+
+def _is_picture(name: str) -> bool:
+    file = Path(name)
+    return file.suffix.lower() in _SUFFIXES and file.stem.isdecimal()
+
+
 def _never() -> base.View:
     raise AssertionError("cameras of this format come from the side-car")
 
 
-def _about(place: base.SourcePlace) -> Mapping[str, Any]:
+def _about(place: SourcePlace) -> Mapping[str, Any]:
     """Read episode.json as far as it can be read; `_check_about` complains."""
     try:
         raw = json.loads((place.file / "episode.json").read_text(encoding="utf-8"))
@@ -207,12 +229,14 @@ def _about(place: base.SourcePlace) -> Mapping[str, Any]:
     return raw if isinstance(raw, Mapping) else {}
 
 
-def _check_about(place: base.SourcePlace) -> None:
+def _check_about(place: SourcePlace) -> None:
     if not (place.file / "episode.json").exists():
         return
     about = _about(place)
     if not about:
-        raise place.error("episode.json cannot be read as a JSON object", "Repair or remove it.")
+        file = place.file / "episode.json"
+        verdict = "cannot be read as a JSON object"
+        raise place.error(*diagnosis(file, verdict, "Repair or remove it.", file.name))
     if about.get("split", "train") not in schema.SPLITS:
         raise place.error(
             f"episode.json has split {about['split']!r}, expected one of {', '.join(schema.SPLITS)}"
@@ -221,7 +245,7 @@ def _check_about(place: base.SourcePlace) -> None:
         raise place.error(f"episode.json has success {about['success']!r}, expected true or false")
 
 
-def _read_table(place: base.SourcePlace, file: Path) -> dict[str, np.ndarray]:
+def _read_table(place: SourcePlace, file: Path) -> dict[str, np.ndarray]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             header, *rows = list(csv.reader(stream)) or [[]]
@@ -231,10 +255,9 @@ def _read_table(place: base.SourcePlace, file: Path) -> dict[str, np.ndarray]:
         ) from error
     names = [name.strip() for name in header]
     if "time_s" not in names or len(set(names)) < len(names):
-        raise place.error(
-            f"the first line of {TABLE} is {','.join(names)!r}",
-            "It names every column once, among them time_s.",
-        )
+        verdict = f"has the first line {','.join(names)!r}"
+        remedy = "It names every column once, among them time_s."
+        raise place.error(*diagnosis(file, verdict, remedy, TABLE))
     rows = [row for row in rows if row]
     if not rows:
         raise place.error(f"{TABLE} has no rows", "It needs one row per frame.")
@@ -255,7 +278,7 @@ def _read_table(place: base.SourcePlace, file: Path) -> dict[str, np.ndarray]:
 
 
 def _columns(
-    place: base.SourcePlace, table: Mapping[str, np.ndarray], names: Sequence[str]
+    place: SourcePlace, table: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> np.ndarray:
     missing = [name for name in names if name not in table]
     if missing:

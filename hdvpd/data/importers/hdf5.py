@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.data.importers.base import SourcePlace
+from hdvpd.data.importers.faults import (
+    AGAIN,
+    SourcePlace,
+    diagnosis,
+    fault,
+    reason,
+)
 from hdvpd.errors import UserError, how_to_install
 
 MAX_BLOCK_BYTES = 2**26
@@ -44,10 +50,8 @@ def open_hdf5(file: Path, place: SourcePlace | None = None) -> Iterator[Any]:
     try:
         stream = h5py.File(file, "r", locking=False)
     except OSError as error:
-        found = f"it is damaged or no HDF5 file ({_reason(error)})"
-        if place is not None:
-            raise place.error(found, _AGAIN) from error
-        raise UserError(f"{file}: {found}. {_AGAIN}") from error
+        wrong = diagnosis(file, f"is damaged or no HDF5 file ({reason(error)})")
+        raise fault(file, place, *wrong) from error
     with stream:
         yield stream
 
@@ -98,7 +102,7 @@ class Node:
         try:
             value = self._group.attrs.get(name)
         except (OSError, RuntimeError, ValueError) as error:
-            raise self.place.error(f"attribute '{name}' is damaged ({_reason(error)})") from error
+            raise self.place.error(f"attribute '{name}' is damaged ({reason(error)})") from error
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
     def json_attribute(self, name: str) -> Any:
@@ -210,20 +214,15 @@ class Node:
                     )
             return self._group[path]
         except (KeyError, OSError, RuntimeError, ValueError) as error:
-            raise self.place.error(f"'{path}' is damaged ({_reason(error)})", _AGAIN) from error
+            raise self.place.error(f"'{path}' is damaged ({reason(error)})", AGAIN) from error
 
     def _values(self, array: Any, path: str, index: Any, frame: int | None) -> np.ndarray:
         try:
             return array[index]
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError) as error:
             raise self.place.error(
-                f"'{path}' is damaged ({_reason(error)})", _AGAIN, frame
+                f"'{path}' is damaged ({reason(error)})", AGAIN, frame
             ) from error
 
 
 _REMEDY = "docs/importing.md shows the layout that is expected."
-_AGAIN = "Copy or download the file again."
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

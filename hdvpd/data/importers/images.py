@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image
 
 from hdvpd.array_typing import UInt8
-from hdvpd.data.importers.base import Channels, SourcePlace
+from hdvpd.data.importers.base import Channels
+from hdvpd.data.importers.faults import SourcePlace, diagnosis, reason
 
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, MemoryError)
 """What Pillow raises; truncated files give OSError, broken PNG headers SyntaxError."""
@@ -47,8 +48,10 @@ def decode(
     except FileNotFoundError as error:
         raise place.error(f"{name} is missing", "Record or copy it again.", frame) from error
     except _DAMAGED as error:
-        reason = " ".join(str(error).split())
-        raise place.error(f"{name} is damaged ({reason})", "Copy it again.", frame) from error
+        found, remedy = f"{name} is damaged ({reason(error)})", "Copy it again."
+        if isinstance(source, Path):
+            found, remedy = diagnosis(source, f"is damaged ({reason(error)})", remedy, name)
+        raise place.error(found, remedy, frame) from error
 
 
 def decode_rgb(

@@ -26,6 +26,7 @@ import numpy as np
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import base, images
 from hdvpd.data.importers.conversions import PoseReading
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_calibration import recorded_view
 from hdvpd.data.importers.lerobot_depth import DepthCoding, depth_coding
 from hdvpd.data.importers.lerobot_episodes import LeRobotEpisode, list_episodes
@@ -140,7 +141,7 @@ class _Rows:
 
     def __init__(
         self,
-        place: base.SourcePlace,
+        place: SourcePlace,
         table: Table,
         info: Info,
         episode: LeRobotEpisode,
@@ -174,9 +175,9 @@ class _Rows:
             self._videos[key] = self._stack.enter_context(open_video(self.video_place(key)))
         return self._videos[key]
 
-    def video_place(self, key: str) -> base.SourcePlace:
+    def video_place(self, key: str) -> SourcePlace:
         """Where the video of a feature is, for messages."""
-        return base.SourcePlace(self.episode.clips[key].file, self.episode.name)
+        return SourcePlace(self.episode.clips[key].file, self.episode.name)
 
     def stream(self, column: str, rows: Sequence[int]) -> Iterator[Any]:
         """Stream a column of the episode."""

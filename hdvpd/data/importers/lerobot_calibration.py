@@ -11,13 +11,14 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_info import Info
 
 _REMEDY = "Give the camera with --calibration."
 
 
 def recorded_view(
-    place: base.SourcePlace,
+    place: SourcePlace,
     info: Info,
     camera: str,
     size: tuple[int, int],
@@ -52,7 +53,7 @@ def recorded_view(
     return view, f"from {intrinsics_key} and {pose_key}, {reading}"
 
 
-def _intrinsics(place: base.SourcePlace, key: str, values: np.ndarray) -> np.ndarray:
+def _intrinsics(place: SourcePlace, key: str, values: np.ndarray) -> np.ndarray:
     if values.shape[1] == 9:
         return values.reshape(-1, 3, 3)
     if values.shape[1] != 4:
@@ -65,7 +66,7 @@ def _intrinsics(place: base.SourcePlace, key: str, values: np.ndarray) -> np.nda
     return matrix
 
 
-def _pose(place: base.SourcePlace, key: str, values: np.ndarray) -> np.ndarray:
+def _pose(place: SourcePlace, key: str, values: np.ndarray) -> np.ndarray:
     if values.shape[1] not in (12, 16):
         raise place.error(
             f"{key} has {values.shape[1]} values, expected a 3x4 or 4x4 pose", _REMEDY

@@ -7,6 +7,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float, Shaped
 from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_info import Camera, Info
 from hdvpd.data.importers.video import Picture
 
@@ -40,7 +41,7 @@ class DepthCoding:
         return conversions.metric_depth(samples, unit)
 
     def checked_samples(
-        self, picture: Picture, place: base.SourcePlace, row: int
+        self, picture: Picture, place: SourcePlace, row: int
     ) -> Shaped[np.ndarray, "h w"]:
         """Return the samples of a video frame.
 
@@ -60,7 +61,7 @@ class DepthCoding:
         return samples
 
     def checked_image(
-        self, stored: np.ndarray, place: base.SourcePlace, row: int
+        self, stored: np.ndarray, place: SourcePlace, row: int
     ) -> Shaped[np.ndarray, "h w"]:
         """Return the samples of a decoded image.
 

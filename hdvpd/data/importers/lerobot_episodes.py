@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.data.importers import base
+from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.lerobot_info import Info
 from hdvpd.data.importers.parquet import open_parquet
 from hdvpd.errors import UserError
@@ -126,7 +127,7 @@ def _records_v2(info: Info) -> list[LeRobotEpisode]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}); download the data set again.") from error
+        raise fault(file, None, f"it cannot be read ({reason(error)})") from error
     records = []
     for number, line in enumerate(lines):
         if not line.strip():
@@ -135,10 +136,9 @@ def _records_v2(info: Info) -> list[LeRobotEpisode]:
             raw = json.loads(line)
             index, length, tasks = int(raw["episode_index"]), int(raw["length"]), raw.get("tasks")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{file}: line {number + 1} is no JSON object with episode_index and length; "
-                "download the data set again."
-            ) from error
+            verdict = "is no JSON object with episode_index and length"
+            wrong = diagnosis(file, verdict, name=f"line {number + 1}")
+            raise fault(file, None, *wrong) from error
         place = {"episode_chunk": index // info.chunk_size, "episode_index": index}
         records.append(
             LeRobotEpisode(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.data.importers.conversions import PoseReading
+from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.sidecar import Sidecar
 from hdvpd.errors import UserError
 
@@ -175,8 +176,8 @@ def read_info(path: Path) -> Info:
     except FileNotFoundError as error:
         raise UserError(f"{path} is no LeRobot data set: it has no meta/info.json.") from error
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file} cannot be read as JSON ({reason}); download it again.") from error
+        wrong = diagnosis(file, f"cannot be read as JSON ({reason(error)})")
+        raise fault(file, None, *wrong) from error
     raw = raw if isinstance(raw, Mapping) else {}
     version = raw.get("codebase_version")
     if not isinstance(version, str) or version not in VERSIONS:

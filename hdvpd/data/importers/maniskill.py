@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.data.importers.robotwin import check_opengl_pose
 from hdvpd.errors import UserError
@@ -171,8 +172,8 @@ def _about(file: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{beside} cannot be read as JSON ({reason}); copy it again.") from error
+        wrong = diagnosis(beside, f"cannot be read as JSON ({reason(error)})")
+        raise fault(beside, None, *wrong) from error
     return raw if isinstance(raw, Mapping) else {}
 
 

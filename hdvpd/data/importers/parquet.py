@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.data.importers.base import SourcePlace
+from hdvpd.data.importers.faults import (
+    AGAIN,
+    SourcePlace,
+    diagnosis,
+    fault,
+    reason,
+)
 from hdvpd.errors import UserError, how_to_install
 
 BATCH_ROWS = 32
 """Rows of pictures read at once."""
-_AGAIN = "Copy or download the file again."
 
 
 class Table:
@@ -93,7 +98,7 @@ class Table:
 
     def error(self, found: str, remedy: str = "") -> UserError:
         """Return the exception for something wrong in this file."""
-        return _error(self.file, self._place, found, remedy or _AGAIN)
+        return fault(self.file, self._place, found, remedy or AGAIN)
 
     @property
     def _starts(self) -> list[int]:
@@ -126,7 +131,7 @@ class Table:
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
-            raise self.error(f"{what} is damaged ({_reason(error)})") from error
+            raise self.error(f"{what} is damaged ({reason(error)})") from error
 
 
 @contextlib.contextmanager
@@ -155,19 +160,9 @@ def open_parquet(file: Path, place: SourcePlace | None = None) -> Iterator[Table
     try:
         stream = pq.ParquetFile(file)
     except FileNotFoundError as error:
-        raise _error(file, place, "the file is missing", _AGAIN) from error
+        raise fault(file, place, "the file is missing") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        found = f"it is damaged or no Parquet file ({_reason(error)})"
-        raise _error(file, place, found, _AGAIN) from error
+        wrong = diagnosis(file, f"is damaged or no Parquet file ({reason(error)})")
+        raise fault(file, place, *wrong) from error
     with stream:
         yield Table(file, stream, place)
-
-
-def _error(file: Path, place: SourcePlace | None, found: str, remedy: str) -> UserError:
-    if place is not None:
-        return place.error(found, remedy)
-    return UserError(f"{file}: {found}. {remedy}")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -13,6 +13,7 @@ import numpy as np
 from hdvpd.array_typing import Float, Int
 from hdvpd.data import checks
 from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
 
 REACH_M = 0.5
@@ -65,7 +66,7 @@ class Prepared:
     report: tuple[str, ...]
 
 
-def prepare(recording: base.Recording, place: base.SourcePlace, settings: Settings) -> Prepared:
+def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -> Prepared:
     """Resample and convert everything but the images.
 
     Args:
@@ -161,7 +162,7 @@ class _Links:
 
 
 def _resample(
-    recording: base.Recording, place: base.SourcePlace, step_s: float
+    recording: base.Recording, place: SourcePlace, step_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
     time = recording.time_s
     _require_finite(place, "time_s", time)
@@ -199,7 +200,7 @@ def _resample(
 
 
 def _targets(
-    recording: base.Recording, place: base.SourcePlace, rows: np.ndarray
+    recording: base.Recording, place: SourcePlace, rows: np.ndarray
 ) -> tuple[np.ndarray, str]:
     _require_finite(place, "joint_positions", recording.joint_positions)
     if recording.joint_targets is None:
@@ -210,7 +211,7 @@ def _targets(
 
 def _links(
     recording: base.Recording,
-    place: base.SourcePlace,
+    place: SourcePlace,
     settings: Settings,
     rows: np.ndarray,
     positions: np.ndarray,
@@ -275,7 +276,7 @@ def compare_tool(
 
 
 def _robot_model(
-    recording: base.Recording, place: base.SourcePlace, settings: Settings
+    recording: base.Recording, place: SourcePlace, settings: Settings
 ) -> tuple[RobotModel, str]:
     file = settings.robot_file
     if file:
@@ -284,7 +285,7 @@ def _robot_model(
     return model, "robot model of the source"
 
 
-def _tools(recording: base.Recording, place: base.SourcePlace, rows: np.ndarray) -> _Links:
+def _tools(recording: base.Recording, place: SourcePlace, rows: np.ndarray) -> _Links:
     """Fall back to the poses of end effectors, which stand in for targets one step later."""
     tools = recording.end_effectors
     if not tools:
@@ -315,7 +316,7 @@ def _tools(recording: base.Recording, place: base.SourcePlace, rows: np.ndarray)
 
 def _cameras(
     recording: base.Recording,
-    place: base.SourcePlace,
+    place: SourcePlace,
     rows: np.ndarray,
     links: _Links,
     size: tuple[int, int] | None,
@@ -341,7 +342,7 @@ def _cameras(
     return arrays, sizes
 
 
-def _require_intrinsics(place: base.SourcePlace, camera: str, view: base.View) -> None:
+def _require_intrinsics(place: SourcePlace, camera: str, view: base.View) -> None:
     intrinsics, (height, width) = _rowwise(view.intrinsics), view.size
     checks.check_intrinsics(place, camera, intrinsics)
     centre = intrinsics[:, :2, 2]
@@ -355,7 +356,7 @@ def _require_intrinsics(place: base.SourcePlace, camera: str, view: base.View) -
     )
 
 
-def _require_rigid(place: base.SourcePlace, name: str, poses: np.ndarray) -> None:
+def _require_rigid(place: SourcePlace, name: str, poses: np.ndarray) -> None:
     checks.check_rigid(place, name, poses, "Record or calibrate the pose again.")
 
 
@@ -372,7 +373,7 @@ def _still(values: np.ndarray) -> np.ndarray:
     return np.array(values[0] if (values == values[:1]).all() else values)
 
 
-def _require_finite(place: base.SourcePlace, name: str, values: np.ndarray) -> None:
+def _require_finite(place: SourcePlace, name: str, values: np.ndarray) -> None:
     good = np.abs(values) <= np.finfo(np.float32).max  # as stored; False for NaN
     place.require(
         np.asarray(good.reshape(len(values), -1).all(axis=1)),

@@ -21,6 +21,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float, UInt8
 from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.unpickling import UnsafePickleError, read_pickle
 from hdvpd.errors import UserError
 
@@ -89,14 +90,14 @@ class _States:
       frames: observations.
     """
 
-    def __init__(self, place: base.SourcePlace, file: Path) -> None:
+    def __init__(self, place: SourcePlace, file: Path) -> None:
         self._place = place
         try:
             demo = read_pickle(file, "rlbench")
         except UnsafePickleError as error:
-            raise place.error(
-                f"{file.name} is refused: {error}", "Nothing of it was run. Download it again."
-            ) from error
+            remedy = "Nothing of it was run. Download it again."
+            wrong = diagnosis(file, f"is refused: {error}", remedy, file.name)
+            raise place.error(*wrong) from error
         observations = getattr(demo, "_observations", demo)
         if not isinstance(observations, list) or not observations:
             raise place.error(f"{file.name} holds no observations", "Download it again.")
@@ -167,7 +168,7 @@ class _Camera:
     """One camera of one episode."""
 
     def __init__(
-        self, place: base.SourcePlace, name: str, states: _States, options: base.Options
+        self, place: SourcePlace, name: str, states: _States, options: base.Options
     ) -> None:
         self._place = place
         self._rgb = _pictures(place, f"{name}_rgb", states.frames)
@@ -231,7 +232,7 @@ def unpack_depth(
     return conversions.metric_depth(np.where(code == 2**24 - 1, 0.0, depth_m), 1.0)
 
 
-def _cameras(place: base.SourcePlace, states: _States) -> dict[str, str]:
+def _cameras(place: SourcePlace, states: _States) -> dict[str, str]:
     available = {}
     for folder in sorted(place.file.glob("*_rgb")):
         name = folder.name.removesuffix("_rgb")
@@ -244,7 +245,7 @@ def _cameras(place: base.SourcePlace, states: _States) -> dict[str, str]:
     return available
 
 
-def _pictures(place: base.SourcePlace, folder: str, frames: int) -> list[Path]:
+def _pictures(place: SourcePlace, folder: str, frames: int) -> list[Path]:
     matches = ((_DIGITS.fullmatch(file.name), file) for file in (place.file / folder).iterdir())
     found = {int(match[1]): file for match, file in matches if match}
     for frame in range(frames):
@@ -263,7 +264,7 @@ def _pictures(place: base.SourcePlace, folder: str, frames: int) -> list[Path]:
     return [found[frame] for frame in range(frames)]
 
 
-def _shown(place: base.SourcePlace, file: Path) -> str:
+def _shown(place: SourcePlace, file: Path) -> str:
     return str(file.relative_to(place.file))
 
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.errors import UserError
 
@@ -35,10 +36,14 @@ MUJOCO_FOVY = 45.0
 """MuJoCo's default vertical field of view [degrees]."""
 SPLITS = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
 """Split by the name of a mask."""
-_NO_DEPTH = (
-    "it has no depth; write the observations again with robomimic's dataset_states_to_obs.py "
-    "--depth"
+_SCRIPT = (
+    "`python dataset_states_to_obs.py --dataset demo.hdf5 --output_name demo_depth.hdf5 "
+    "--done_mode 2 --camera_names agentview robot0_eye_in_hand --camera_height 84 "
+    "--camera_width 84 --depth`"
 )
+_WRITE = f"Write observations with pictures and depth by robomimic's script, {_SCRIPT}."
+_CONVERT = "`python conversion/convert_robosuite.py --dataset demo.hdf5`"
+_NO_DEPTH = f"it has no depth; write the observations again by robomimic's script, {_SCRIPT}"
 _WRIST = (
     "it moves with the robot, and its pose in camera_info is not usable; no model_file mounts it "
     "on a link that the joints move, so give link and camera_to_link with --calibration"
@@ -57,7 +62,7 @@ class RobomimicSource(base.AbstractSource):
         if file.is_dir():
             raise UserError(f"{file} is a folder; name the .hdf5 file with the observations.")
         with open_hdf5(file) as stream:
-            root = Node(base.SourcePlace(file, "all"), stream)
+            root = Node(SourcePlace(file, "all"), stream)
             names = sorted((n for n in root.names("data")), key=base.number_in)
             if not names:
                 raise UserError(f"{file} holds no demos under 'data'; it is no robomimic file.")
@@ -72,7 +77,7 @@ class RobomimicSource(base.AbstractSource):
         with open_hdf5(episode.file, place) as file:
             data = Node(place, file).group("data")
             demo = data.group(episode.name)
-            obs = demo.group("obs")
+            obs = _observations(data, demo)
             model = _Model(demo)
             positions, joints, names = _joints(obs, model)
             frames = len(positions)
@@ -151,7 +156,7 @@ class _Mount:
 
 
 def _mount(
-    place: base.SourcePlace, name: str, info: Any, model: "_Model", *, movable: bool
+    place: SourcePlace, name: str, info: Any, model: "_Model", *, movable: bool
 ) -> _Mount | str:
     found = model.mount(name)
     moves = name.endswith("eye_in_hand") or (found is not None and found.link != "world")
@@ -272,13 +277,22 @@ class _Camera:
             )
 
 
+def _observations(data: Node, demo: Node) -> Node:
+    if "obs" not in demo:
+        raw = data.attribute("env_args") is None
+        first = f"The file is as robosuite writes it: first {_CONVERT}. " if raw else ""
+        raise demo.place.error("it holds no observations", first + _WRITE)
+    obs = demo.group("obs")
+    if not any(name.endswith("_image") for name in obs.names()):
+        raise demo.place.error("its observations hold no pictures", _WRITE)
+    return obs
+
+
 def _joints(obs: Node, model: _Model) -> tuple[np.ndarray, list[base.Joint], list[str]]:
     """Read the joints of all robots, each its arm's and then its gripper's."""
     robots = [n for n in obs.names() if re.fullmatch(r"robot\d+_joint_pos", n)]
     if not robots:
-        raise obs.place.error(
-            "'obs' has no robot0_joint_pos", "Write the observations again with robomimic's script."
-        )
+        raise obs.place.error("'obs' has no robot0_joint_pos", _WRITE)
     columns, joints, used = [], [], []
     frames = None
     for arm_field in sorted(robots, key=base.number_in):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data.importers.faults import diagnosis
 from hdvpd.errors import UserError, how_to_install
 
 MIN_SEGMENT_M = 0.02
@@ -295,7 +296,8 @@ def _kinematics_only(text: str, file: Path) -> tuple[str, dict[str, Mimic]]:
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, RecursionError) as error:
-        raise UnusableRobotError(f"{file}: the robot model is no XML ({error}).") from error
+        found, remedy = diagnosis(file, f"is no XML ({error})", "", "the robot model")
+        raise UnusableRobotError(f"{file}: {found}. {remedy}".strip()) from error
     if root.tag == "robot":
         return _strip_urdf(root, file)
     if root.tag == "mujoco":

@@ -16,6 +16,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import conversions
+from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.errors import UserError
 
@@ -126,8 +127,8 @@ def _read(file: Path) -> Mapping[str, Any]:
             f"There is no calibration file {file}; docs/importing.md shows how to write one."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file} cannot be read as JSON ({reason}); repair it.") from error
+        verdict = f"cannot be read as JSON ({reason(error)})"
+        raise fault(file, None, *diagnosis(file, verdict, "Repair it.")) from error
     if not isinstance(raw, Mapping):
         raise UserError(f"{file} should hold one JSON object; docs/importing.md shows one.")
     if raw.get("version") != VERSION:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float, Shaped, UInt8
-from hdvpd.data.importers.base import SourcePlace
+from hdvpd.data.importers.faults import AGAIN, SourcePlace, diagnosis
 from hdvpd.errors import UserError, how_to_install
 
 TOLERANCE = 0.25
@@ -22,7 +22,6 @@ TOLERANCE = 0.25
 _FIRST_STEP_BACK = 16.0
 """How much farther back to begin, in tolerances and then in itself, after landing too late."""
 _DEMUXERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
-_AGAIN = "Copy or download the file again."
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Video:
         if frame is None:
             raise self._place.error(
                 f"the video has no frame at {time_s:.4f} s; decoding came to {self._last_s:.4f} s",
-                "It is truncated, or its time stamps are not those of the table. " + _AGAIN,
+                "It is truncated, or its time stamps are not those of the table. " + AGAIN,
                 row,
             )
         return frame
@@ -167,7 +166,7 @@ class Video:
 
     def _damaged(self, row: int, reason: str) -> UserError:
         found = f"the video is damaged ({' '.join(reason.split())})"
-        return self._place.error(found, _AGAIN, row)
+        return self._place.error(found, AGAIN, row)
 
 
 @contextlib.contextmanager
@@ -199,11 +198,12 @@ def open_video(place: SourcePlace) -> Iterator[Video]:
     try:
         container: Any = av.open(str(file.absolute()), format=demuxer)
     except FileNotFoundError as error:
-        raise place.error("the video is missing", _AGAIN) from error
+        raise place.error("the video is missing", AGAIN) from error
     except (FFmpegError, OSError, ValueError) as error:
-        reason = " ".join(str(error.args[-2] if len(error.args) > 2 else error).split())
-        raise place.error(f"the video is damaged ({reason})", _AGAIN) from error
+        said = " ".join(str(error.args[-2] if len(error.args) > 2 else error).split())
+        wrong = diagnosis(file, f"is damaged ({said})", name="the video")
+        raise place.error(*wrong) from error
     with container:
         if not container.streams.video:
-            raise place.error("the video has no pictures", _AGAIN)
+            raise place.error("the video has no pictures", AGAIN)
         yield Video(place, container)
