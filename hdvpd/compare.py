@@ -28,8 +28,8 @@ from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.eval import Run, prepare, require_same_frames
 from hdvpd.evaluation.comparison import (
-    SCORED,
     ComparedRun,
+    comparison_tables,
     curves_csv,
     members_csv,
     pairs_csv,
@@ -38,7 +38,7 @@ from hdvpd.evaluation.comparison import (
     summarize_comparison,
     to_markdown,
 )
-from hdvpd.evaluation.curves import Scores, plain_numbers, to_json, to_png
+from hdvpd.evaluation.curves import REFERENCE, Scores, plain_numbers, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
@@ -97,8 +97,12 @@ def main(
     runs = plan_runs(load_config(experiment, flags), members, num_seeds, out / "runs")
     train_runs(runs)
     compared = evaluate_runs(runs)
-    write_comparison(out, compared, describe(runs))
-    print(f"\n{(out / 'comparison.md').read_text()}")
+    summary = summarize_comparison(compared, describe(runs))
+    write_comparison(out, compared, summary)
+    for table in comparison_tables(summary):
+        print()
+        table.print()
+    print()
     for label, name in (("plot", "ssim.png"), ("tables", "comparison.md")):
         print(f"{label:8} {out / name}", flush=True)
 
@@ -253,7 +257,8 @@ def _prepare(run: PlannedRun) -> Run:
 
     def configure(trained: Config) -> Config:
         data = dataclasses.replace(trained.data, path=run.config.data.path)
-        return dataclasses.replace(trained, data=data, eval=run.config.eval)
+        settings = dataclasses.replace(run.config.eval, controls=(REFERENCE,))
+        return dataclasses.replace(trained, data=data, eval=settings)
 
     return prepare(run.folder, run.config.train.num_steps, configure)
 
@@ -279,7 +284,6 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
     made_from = {
         "frames": run.frames,
         "seed": run.config.eval.seed,
-        "predictors": list(SCORED),
         "checkpoint": json.loads((checkpoint / "digest.json").read_text()),
     }
     kept = read_scores(file, made_from)
@@ -291,8 +295,8 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
         run.model,
         run.config,
         run.dataset,
+        run.windows,
         say=lambda text: print(text, flush=True),
-        predictors=SCORED,
         compile_model=compile_model,
     )
     write_text(file, scores_to_json(result.scores, made_from))
@@ -310,7 +314,7 @@ def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
         name: np.array(plain_numbers(values.ravel()), object).reshape(values.shape).tolist()
         for name, values in (("images", scores.images), ("depth", scores.depth))
     }
-    names = {"name": scores.name, "cameras": scores.cameras, "episodes": scores.episodes}
+    names = {key: getattr(scores, key) for key in ("name", "cameras", "episodes", "predictors")}
     return json.dumps({"made_from": made_from, **names, **arrays}, allow_nan=False) + "\n"
 
 
@@ -334,6 +338,7 @@ def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
         name=kept["name"],
         cameras=tuple(kept["cameras"]),
         episodes=tuple(kept["episodes"]),
+        predictors=tuple(kept["predictors"]),
         images=np.array(kept["images"], np.float64),
         depth=np.array(kept["depth"], np.float64),
     )
@@ -383,18 +388,17 @@ def _code_of(folder: Path) -> str:
     return commit if state[:1] in ([], ["clean"]) else f"{commit} with changes"
 
 
-def write_comparison(out: Path, runs: Sequence[ComparedRun], made_from: Mapping[str, str]) -> None:
+def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[str, Any]) -> None:
     """Write tables and plot; those of an earlier state of the comparison are replaced.
 
     Args:
       out: folder of the results.
       runs: evaluated.
-      made_from: what the reader must know of the runs.
+      summary: of `summarize_comparison`.
 
     Raises:
       UserError: the disk is full or not writable.
     """
-    summary = summarize_comparison(runs, made_from)
     texts = {
         "comparison.json": to_json(summary),
         "comparison.md": to_markdown(summary),

@@ -8,9 +8,13 @@ arXiv 2410.03462, App. C.3; every other value is our default and says so.
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from hdvpd.errors import UserError
+
+Control = Literal[
+    "static_render", "copy_last_frame", "kinematics_only", "zero_actions", "shuffled_actions"
+]
 
 # All walks of 3 neighbours and 6 hops have 1,093 entries per token.
 _MAX_EXACT_ENTRIES = 4096
@@ -378,22 +382,23 @@ class EvalConfig:
     """Predicted frames per rollout (paper: steps 0..7)."""
     num_episodes: int = 0
     """Held-out episodes; 0 means all."""
-    windows_per_episode: int = 1
-    """Rollouts per episode, their starts spread evenly from frame 0."""
+    windows_per_episode: int = 3
+    """Rollouts per episode, from the first possible start to the last; a short episode has fewer.
+    One from frame 0 alone shows the robot on its way to the objects and little else."""
+    controls: tuple[Control, ...] = get_args(Control)
+    """What the model is compared with; each costs time."""
     skip_short: bool = False
     """Leave out held-out episodes that are too short for the rollout, instead of stopping."""
     moving_threshold: float = 0.1
     """A pixel moves if a channel differs by more than this from the last observed frame."""
-    num_bootstrap: int = 1000
-    """Resamples of the episodes behind each 95 % interval."""
     num_videos: int = 6
     """Episodes exported as mp4 and PNG."""
     seed: int = 0
-    """Seed of particle sampling and bootstrap."""
+    """Seed of the choice of particles."""
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        for key in ("num_steps", "windows_per_episode", "num_bootstrap"):
+        for key in ("num_steps", "windows_per_episode"):
             value = getattr(self, key)
             _require(value >= 1, f"eval.{key}", value, "use a positive number")
         for key in ("num_episodes", "num_videos", "moving_threshold"):

@@ -1,7 +1,7 @@
 """Evaluate runs: `main` rolls out held-out episodes and writes curves, videos and the report.
 
 The same checkpoint, data and settings give the same numbers: nothing is random but the choice of
-particles and the bootstrap, both from `eval.seed`.
+particles, from `eval.seed`.
 """
 
 import dataclasses
@@ -16,10 +16,6 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
 from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import (
-    LABELS,
-    METRICS,
-    PREDICTORS,
-    TITLES,
     episodes_csv,
     plot_curves,
     summarize,
@@ -30,17 +26,24 @@ from hdvpd.evaluation.curves import (
 from hdvpd.evaluation.episodes import (
     SPLIT,
     RunResult,
+    Window,
     describe_windows,
     evaluate_run,
+    scored_predictors,
     select_windows,
 )
 from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish, staging_folder
-from hdvpd.evaluation.report import RunReport, control_verdict, render_report, static_verdict
+from hdvpd.evaluation.report import RunReport, Video, render_report
+from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
 from hdvpd.experiments import apply_overrides, to_toml
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import load_model
 
+_PLANS = {
+    "commanded": "recorded commands",
+    "next_positions": "where the robot went, for want of recorded commands",
+}
 _CHANGEABLE = ("data.path", "data.cameras", "data.num_workers", "data.prefetch")
 
 
@@ -54,6 +57,7 @@ class Run:
       checkpoint_step: of the checkpoint.
       config: resolved, with the flags of this evaluation.
       dataset: to evaluate on.
+      windows: what is rolled out.
       frames: what decides which images the predictors are scored on.
     """
 
@@ -62,6 +66,7 @@ class Run:
     checkpoint_step: int
     config: Config
     dataset: Dataset
+    windows: tuple[Window, ...]
     frames: dict[str, Any]
 
 
@@ -127,8 +132,8 @@ def main(
     for video in videos[:1]:
         more = f" (and {len(videos) - 1} more)" if len(videos) > 1 else ""
         print(f"video    {target / video}{more}")
-    for label, path in (("curve", target / "ssim.png"), ("numbers", target / METRICS_FILE)):
-        print(f"{label:8} {path}")
+    for label, name in (("curve", "ssim.png"), ("table", "metrics.md"), ("numbers", METRICS_FILE)):
+        print(f"{label:8} {target / name}")
     print(f"report   {report}", flush=True)
 
 
@@ -185,6 +190,7 @@ def prepare(
     require_changeable(trained, config)
     dataset = Dataset(config.data.path)
     require_scene(scene, dataset, config, folder)
+    windows = select_windows(dataset, config.eval)
     frames = {
         "dataset": dataset.identity(),
         "cameras": list(select_cameras(dataset, config.data)),
@@ -193,9 +199,10 @@ def prepare(
         "moving_threshold": config.eval.moving_threshold,
         "split": SPLIT,
         "steps": config.eval.num_steps,
-        "windows": describe_windows(select_windows(dataset, config.eval)),
+        "predictors": list(scored_predictors(config.eval)),
+        "windows": describe_windows(windows),
     }
-    return Run(folder, model, step, config, dataset, frames)
+    return Run(folder, model, step, config, dataset, windows, frames)
 
 
 def evaluate(name: str, run: Run) -> Evaluation:
@@ -209,19 +216,28 @@ def evaluate(name: str, run: Run) -> Evaluation:
       Scores, clips and the object of metrics.json.
     """
     result = evaluate_run(
-        name, run.model, run.config, run.dataset, say=lambda text: print(text, flush=True)
+        name,
+        run.model,
+        run.config,
+        run.dataset,
+        run.windows,
+        say=lambda text: print(text, flush=True),
     )
-    settings = {k: v for k, v in run.frames.items() if k not in ("cameras", "steps")} | {
+    shown = ("cameras", "steps", "predictors")
+    settings = {k: v for k, v in run.frames.items() if k not in shown} | {
         "checkpoint_step": run.checkpoint_step,
+        "seed": run.config.eval.seed,
         "psnr": "10 log10(1 / MSE) per frame, then averaged; at most 100 dB",
+        "joint_targets_source": run.dataset.joint_targets_source,
+        "links_source": run.dataset.links_source,
+        "moving_cameras": moving_cameras(run),
     }
-    summary = summarize(
-        result.scores,
-        num_bootstrap=run.config.eval.num_bootstrap,
-        seed=run.config.eval.seed,
-        settings=settings,
-    )
-    return Evaluation(run, result, summary)
+    return Evaluation(run, result, summarize(result.scores, settings))
+
+
+def moving_cameras(run: Run) -> list[str]:
+    """Name the evaluated cameras that the robot carries."""
+    return [name for name in run.frames["cameras"] if name in run.dataset.moving_cameras]
 
 
 def describe(evaluation: Evaluation) -> dict[str, str]:
@@ -236,11 +252,14 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
     run, config = evaluation.run, evaluation.run.config
     file = run.folder / "git.txt"
     code = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    targets, moving = run.dataset.joint_targets_source, moving_cameras(run)
+    poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
     return {
         "checkpoint": f"step {run.checkpoint_step} of {config.train.num_steps}",
         "data set": f"{config.data.path} ({run.frames['dataset']})",
         "held-out episodes": ", ".join(map(str, evaluation.result.scores.episodes)),
-        "cameras": ", ".join(run.frames["cameras"]),
+        "cameras": ", ".join(run.frames["cameras"]) + poses,
+        "plan": f"{_PLANS.get(targets, targets)}, links from {run.dataset.links_source}",
         "images": f"{config.data.height}\u00d7{config.data.width} px",
         "particles": f"{config.model.num_particles:,} per time step",
         "code": code[0] if code else "unknown",
@@ -335,7 +354,9 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
                 stem = f"episode-{number:04d}"
                 videos.append(Path("videos") / below / f"{stem}.mp4")
                 write_clip(clip, staging / videos[-1], staging / "frames" / below / stem)
-                shown.append((clip.title, (staging / videos[-1]).read_bytes()))
+                mp4 = staging / videos[-1]
+                poster = mp4.with_suffix(".jpg").read_bytes()
+                shown.append(Video(clip.title, mp4.read_bytes(), poster))
             pages.append(
                 RunReport(
                     name=name,
@@ -348,6 +369,7 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
         value = next(iter(summaries.values())) if single else {"runs": summaries}
         (staging / METRICS_FILE).write_text(to_json(value))
         (staging / "metrics.csv").write_text(to_csv(summaries))
+        (staging / "metrics.md").write_text(to_markdown(summaries), encoding="utf-8")
         scores = [e.result.scores for e in evaluations.values()]
         (staging / "episodes.csv").write_text(episodes_csv(scores))
         (staging / "ssim.png").write_bytes(curve)
@@ -363,17 +385,9 @@ def print_summary(name: str, evaluation: Evaluation) -> None:
       evaluation: of the run.
     """
     summary = evaluation.summary
-    print(
-        f"\n{name}: checkpoint {summary['checkpoint_step']}, {summary['episodes']} held-out "
-        f"episodes, mean over rollout steps 0 to {summary['steps'] - 1}"
-    )
-    print(f"{'':18}" + "".join(f"{TITLES[m]:>26}" for m in METRICS))
-    for predictor in PREDICTORS:
-        cells = []
-        for metric in METRICS:
-            entry = summary["average_over_steps"][predictor][metric]
-            known = entry["mean"] is not None
-            cells.append(f"{entry['mean']:.3f} \u00b1 {entry['ci95']:.3f}" if known else "-")
-        print(f"{LABELS[predictor]:18}" + "".join(f"{cell:>26}" for cell in cells))
-    for verdict in (static_verdict(summary), control_verdict(summary)):
+    title = f"{name}, checkpoint {summary['checkpoint_step']}: {explain_table(summary)}"
+    print()
+    average_table(summary, title).print()
+    print()
+    for verdict in judge(summary):
         print(verdict.text)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib.resources
 import json
+import logging
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,15 @@ def _flat_types() -> dict[str, Any]:
 
 KEY_TYPES: Mapping[str, Any] = _flat_types()
 """Every key of the configuration, dotted, with its type."""
+
+
+RENAMED: Mapping[str, str] = {}
+"""Keys of earlier versions that are called otherwise now; files and flags may use either name."""
+
+REMOVED: Mapping[str, str] = {
+    "eval.num_bootstrap": "intervals are Student's now and need no resamples",
+}
+"""Keys of earlier versions that are gone, and why: left out of files, refused as flags."""
 
 
 def experiment_names() -> dict[str, Path]:
@@ -224,8 +234,14 @@ def _read_values(path: Path) -> dict[str, Any]:
     for section, table in tables.items():
         # A key outside any table, or a value where a table belongs, is named like any other key.
         entries = {f"{section}.{k}": v for k, v in table.items()} if isinstance(table, dict) else {}
-        for key, value in (entries or {section: table}).items():
-            if key in KEY_TYPES:
+        for given, value in (entries or {section: table}).items():
+            key = RENAMED.get(given, given)
+            if key in REMOVED:
+                # Every run of an earlier version has it in its config.toml.
+                logging.getLogger("hdvpd").warning(
+                    "%s: %s is left out: %s.", path, key, REMOVED[key]
+                )
+            elif key in KEY_TYPES:
                 values[key] = _checked(KEY_TYPES[key], value, f"{path}: {key} = {_shown(value)}")
             elif not (key in _SECTIONS and value == {}):
                 raise _unknown(f"{path}: unknown key {key} = {_shown(value)}", nearest_key(key))
@@ -243,6 +259,9 @@ def _unknown(found: str, near: str | None) -> UserError:
 def _flag_key(flag: str) -> tuple[str, bool]:
     """Return the key of a flag, and False when the flag switches it off."""
     key = flag.removeprefix("--").replace("-", "_")
+    key = RENAMED.get(key, key)
+    if key in REMOVED:
+        raise UserError(f"{flag}: there is no such flag any more, leave it out: {REMOVED[key]}.")
     if key in KEY_TYPES:
         return key, True
     section, _, name = key.partition(".")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.array_typing import Array, Float, Int, PRNGKey
-from hdvpd.config import Config, SceneSpec, TrainConfig
+from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.graph_network import GraphNetwork
 from hdvpd.dynamics.interlacer import Interlacer
@@ -94,8 +94,16 @@ class Model(nnx.Module):
         rgb = jnp.asarray(frames.rgb, jnp.float32) / 255.0
         return white_targets(rgb, frames.depth_m, frames.camera, *self._visible)
 
-    def loss(self, batch: Batch, key: PRNGKey) -> Float[Array, "s"]:
-        """Return the ray loss of every predicted step of a batch (spec section 7)."""
+    def loss(
+        self, batch: Batch, key: PRNGKey, *, moving_ray_weight: float | None = None
+    ) -> Float[Array, "s"]:
+        """Return the ray loss of every predicted step of a batch (spec section 7).
+
+        Args:
+          batch: windows.
+          key: draws particles, rays and samples along them.
+          moving_ray_weight: as in `TrainConfig`; None takes that of the training.
+        """
         size = batch.start.shape[0]
         encode_key, ray_key, sample_key, rollout_key = jax.random.split(key, 4)
 
@@ -111,11 +119,13 @@ class Model(nnx.Module):
         clouds = jax.vmap(predict)(batch.frames, batch.robot, *keys)
         future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
         last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
+        train = self.config.train
         rays, target = sample_rays(
             future,
             self.white_targets(future),
             self.white_targets(last_observed),
-            self.config.train,
+            train.num_rays,
+            train.moving_ray_weight if moving_ray_weight is None else moving_ray_weight,
             ray_key,
         )
         steps = target.shape[1]
@@ -135,7 +145,8 @@ def sample_rays(
     frames: RgbdFrames,
     target: Float[Array, "b s v h w 3"],
     last_observed: Float[Array, "b 1 v h w 3"],
-    config: TrainConfig,
+    num_rays: int,
+    moving_ray_weight: float,
     key: PRNGKey,
 ) -> tuple[Rays, Float[Array, "b s r 3"]]:
     """Draw pixels over all views, independently per window and step.
@@ -144,7 +155,8 @@ def sample_rays(
       frames: predicted frames, axes (b s v); only cameras are read.
       target: whitened colours of the predicted frames.
       last_observed: whitened colours of the last observed frame.
-      config: how many rays, and how much likelier a moving pixel is drawn (1: uniform).
+      num_rays: per window and step.
+      moving_ray_weight: how much likelier a moving pixel is drawn than another (1: uniform).
       key: draws the pixels.
 
     Returns:
@@ -152,8 +164,8 @@ def sample_rays(
     """
     *batch, _views, height, width, _ = target.shape
     moving = (jnp.abs(target - last_observed) > _MOVING_THRESHOLD).any(-1)
-    weights = jnp.where(moving.reshape(*batch, -1), config.moving_ray_weight, 1.0)
-    drawn = _draw(weights, config.num_rays, key)
+    weights = jnp.where(moving.reshape(*batch, -1), moving_ray_weight, 1.0)
+    drawn = _draw(weights, num_rays, key)
     view, pixel = drawn // (height * width), drawn % (height * width)
     centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
 

@@ -246,7 +246,7 @@ def make_validator(
     Returns:
       Function from parameters to mean metrics; None if it was stopped.
     """
-    validate = make_validate(config, graphdef)
+    validate = make_validate(graphdef)
     windows, limit = data.held_out, config.train.batch_size
     # The largest equal parts that fit in a training batch: one compilation, no more memory.
     size = max((n for n in range(1, limit + 1) if len(windows) % n == 0), default=1)

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_tools import edit_json, replace_array
@@ -15,8 +14,8 @@ from hdvpd.data import synthetic, writer
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import (
     WindowIndex,
+    read_robot,
     read_window,
-    replace_actions,
     select_cameras,
     stack_windows,
 )
@@ -286,23 +285,15 @@ def test_resizing_scales_intrinsics_with_the_image(dataset):
     np.testing.assert_allclose(half, full * [3, 0.5], rtol=1e-5)
 
 
-def test_stacked_windows_and_replaced_actions(dataset):
-    own = stack_windows([read_window(dataset, 1, s, 4, CONFIG) for s in (0, 3)])
-    other = stack_windows([read_window(dataset, 1, s, 4, CONFIG) for s in (5, 1)])
-    assert own.robot.positions.shape == (2, 4, 11, 3)
-    np.testing.assert_array_equal(own.start, [0, 3])
-    mixed = replace_actions(own, other)
-    np.testing.assert_array_equal(mixed.robot.gripper[:, :2], own.robot.gripper[:, :2])
-    np.testing.assert_array_equal(mixed.robot.gripper[:, 2:], other.robot.gripper[:, 2:])
-    np.testing.assert_array_equal(mixed.robot.positions[:, :2], own.robot.positions[:, :2])
-    np.testing.assert_array_equal(mixed.robot.positions[:, 2:], other.robot.positions[:, 2:])
-    assert mixed.frames is own.frames
-    np.testing.assert_array_equal(mixed.start, own.start)
+def test_stacked_windows_keep_their_order(dataset):
+    batch = stack_windows([read_window(dataset, 1, s, 4, CONFIG) for s in (0, 3)])
+    assert batch.robot.positions.shape == (2, 4, 11, 3)
+    np.testing.assert_array_equal(batch.start, [0, 3])
 
 
-def test_replaced_actions_work_without_a_batch_axis_and_on_device(dataset):
-    own, other = (read_window(dataset, 1, s, 4, CONFIG) for s in (0, 4))
-    device = replace_actions(jax.tree.map(jnp.asarray, own), jax.tree.map(jnp.asarray, other))
-    host = replace_actions(own, other)
-    jax.tree.map(np.testing.assert_array_equal, device.robot, host.robot)
-    np.testing.assert_allclose(0.05 * host.robot.gripper[:, 0], [0, 1, 105, 106], rtol=1e-6)
+def test_the_robot_alone_is_that_of_the_window(dataset):
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        read_robot(dataset, 1, 3, 4),
+        read_window(dataset, 1, 3, 4, CONFIG).robot,
+    )

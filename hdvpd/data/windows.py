@@ -217,23 +217,23 @@ def stack_windows(windows: Sequence[Batch]) -> Batch:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *windows)
 
 
-def replace_actions(batch: Batch, other: Batch) -> Batch:
-    """Give windows the actions of others: the shuffled-action control.
+def read_robot(dataset: Dataset, episode: int, start: int, length: int) -> RobotPoints:
+    """Read what `read_window` reads of the robot, without the images.
 
     Args:
-      batch: whose images and observed robot stay.
-      other: whose commanded robot is taken for every predicted frame.
+      dataset: to read from.
+      episode: number of the episode.
+      start: first frame.
+      length: frames.
 
     Returns:
-      The combination.
+      Kinematic points, axes (f): measured for the two observed frames, commanded ones after.
+
+    Raises:
+      UserError: what is stored is damaged or impossible.
     """
-    own, foreign = batch.robot, other.robot
-    xp = own.positions.__array_namespace__()
-    seen, rest = slice(None, OBSERVED_FRAMES), slice(OBSERVED_FRAMES, None)
-    positions = [own.positions[..., seen, :, :], foreign.positions[..., rest, :, :]]
-    gripper = [own.gripper[..., seen, :], foreign.gripper[..., rest, :]]
-    robot = RobotPoints(xp.concatenate(positions, axis=-3), xp.concatenate(gripper, axis=-2))
-    return Batch(frames=batch.frames, robot=robot, episode=batch.episode, start=batch.start)
+    values = dataset.read_many(episode, _ROBOT_ARRAYS + _LINK_ARRAYS, start, length)
+    return _read_robot(values, checks.Place(dataset.path, episode, start), dataset.robot.skeleton)
 
 
 _CAMERA_ARRAYS = ("rgb", "depth", "intrinsics", "camera_to_world")

@@ -6,8 +6,6 @@ and an episode are draws from a population, and an interval covers both: it says
 comparison, with other seeds on other episodes of the same kind, may find (`crossed_interval`).
 """
 
-import csv
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,27 +14,21 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.special import stdtrit
 
 from hdvpd.array_typing import Float
 from hdvpd.evaluation.curves import (
     LABELS,
     METRICS,
-    PREDICTORS,
+    REFERENCE,
     RUN_COLORS,
     STYLES,
     TITLES,
-    Curve,
     Scores,
-    csv_cell,
     draw_curve,
-    masked_mean,
     plain_numbers,
 )
-
-REFERENCE = "copy_last_frame"
-SCORED = ("model", REFERENCE)
-"""Predictors that a comparison scores: what a run predicts, and what no run can change."""
+from hdvpd.statistics import crossed_interval, masked_mean
+from hdvpd.tables import Cell, Table, bold, plus_minus
 
 _DIGITS = {"ssim": 4, "psnr": 2, "moving_ssim": 4, "moving_psnr": 2}
 _SPEEDS = {"steps_per_s": "steps/s", "particles_per_s": "particles/s"}
@@ -72,51 +64,6 @@ class ComparedRun:
     skipped_steps: int
 
 
-def crossed_interval(values: Float[np.ndarray, "seeds episodes columns"]) -> Curve:
-    """Average over seeds and episodes, with half the width of the mean's 95 % interval.
-
-    The model is value = mean + seed effect + episode effect + rest, all effects random and normal.
-    The variance of the mean follows from the mean squares of the two-way table, the quantile from
-    Student's distribution with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946).
-    An effect whose mean square does not exceed that of the rest counts as absent.
-
-    Args:
-      values: a table per column. Episodes in which a number is missing (NaN) are left out.
-
-    Returns:
-      Mean and half width per column. With one seed the interval is over episodes only, with one
-      episode over seeds only; with one of each the half width is NaN.
-    """
-    mean, ci95 = np.transpose(
-        [
-            _mean_and_half_width(column[:, np.isfinite(column).all(axis=0)])
-            for column in np.moveaxis(values, -1, 0)
-        ]
-    )
-    return Curve(mean, ci95)
-
-
-def _mean_and_half_width(values: Float[np.ndarray, "seeds episodes"]) -> tuple[float, float]:
-    seeds, episodes = values.shape
-    if values.size < 2:
-        return (values.item() if values.size else np.nan), np.nan
-    mean = values.mean()
-    by_seed, by_episode = values.mean(axis=1) - mean, values.mean(axis=0) - mean
-    rest = values - mean - by_seed[:, None] - by_episode
-    freedom = np.maximum([seeds - 1, episodes - 1, (seeds - 1) * (episodes - 1)], 1)
-    sums = [episodes * (by_seed**2).sum(), seeds * (by_episode**2).sum(), (rest**2).sum()]
-    squares = np.array(sums) / freedom
-    # The mean's variance times the number of values; the rest is contained in both effects.
-    weights = np.append(squares[:2] > squares[2], 0.0)
-    weights[2] = 1.0 - weights.sum()
-    terms = weights * squares
-    variance, spread = terms.sum(), (terms**2 / freedom).sum()
-    if variance <= 0.0:
-        return mean, 0.0
-    quantile = stdtrit(variance**2 / spread, 0.975)
-    return mean, float(quantile * np.sqrt(variance / values.size))
-
-
 def group_by_member(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """Collect the runs of every member, in the order of the seeds.
 
@@ -139,13 +86,13 @@ def score_table(
 
     Args:
       runs: one per seed.
-      predictor: one of `SCORED`.
+      predictor: the model, or `REFERENCE`.
 
     Returns:
       `METRICS`; NaN where a score does not exist.
     """
-    index = PREDICTORS.index(predictor)
-    return np.stack([masked_mean(run.scores.images[:, index], 1) for run in runs])
+    scores = [(run.scores.images, run.scores.predictors.index(predictor)) for run in runs]
+    return np.stack([masked_mean(images[:, index], 1) for images, index in scores])
 
 
 def describe_scores(values: Float[np.ndarray, "seeds episodes steps 4"]) -> dict[str, Any]:
@@ -220,30 +167,60 @@ def summarize_comparison(
     }
 
 
-def _with_interval(entry: Mapping[str, float | None], metric: str, *, sign: bool = False) -> str:
-    mean, ci95, digits = entry["mean"], entry["ci95"], _DIGITS[metric]
-    if mean is None:
-        return "\u2013"
-    text = f"{mean:{'+' if sign else ''}.{digits}f}"
-    return text if ci95 is None else f"{text} \u00b1 {ci95:.{digits}f}"
-
-
 def _difference(entry: Mapping[str, float | None], metric: str) -> str:
-    text = _with_interval(entry, metric, sign=True)
     mean, ci95 = entry["mean"], entry["ci95"]
-    clear = mean is not None and ci95 is not None and abs(mean) > ci95
-    return f"**{text}**" if clear else text
+    text = plus_minus(mean, ci95, _DIGITS[metric], sign=True)
+    return bold(text) if mean is not None and ci95 is not None and abs(mean) > ci95 else text
 
 
-def _count(value: float | int | None) -> str:
+def _best(averages: Mapping[str, Mapping[str, Any]], metric: str) -> float | None:
+    return max((e[metric]["mean"] for e in averages.values() if e[metric]["mean"] is not None),
+               default=None)  # fmt: skip
+
+
+def _count(value: float | int | None) -> Cell:
     if value is None:
-        return "\u2013"
+        return None
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.2f}"
 
 
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+def comparison_tables(summary: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Lay out the tables of a comparison.
+
+    Args:
+      summary: of `summarize_comparison`.
+
+    Returns:
+      Scores averaged over the rollout steps, with the best of every column bold; what the members
+      cost; paired differences, bold where the interval excludes zero; SSIM per step.
+    """
+    described = {**summary["members"], LABELS[REFERENCE]: summary[REFERENCE]}
+    averages = {name: entry["average_over_steps"] for name, entry in described.items()}
+    titles = [TITLES[metric] for metric in METRICS]
+    extras = {**_SPEEDS, **_COUNTS}
+    best = {metric: _best(averages, metric) for metric in METRICS}
+
+    def score(entry: Mapping[str, float | None], metric: str) -> str:
+        text = plus_minus(entry["mean"], entry["ci95"], _DIGITS[metric])
+        return bold(text) if entry["mean"] is not None and entry["mean"] == best[metric] else text
+
+    members = [[n, *(score(entry[m], m) for m in METRICS)] for n, entry in averages.items()]
+    costs = [[n, *(_count(e[key]) for key in extras)] for n, e in summary["members"].items()]
+    pairs = [
+        [f"{pair['first']} \u2212 {pair['second']}"]
+        + [_difference(pair["average_over_steps"][metric], metric) for metric in METRICS]
+        for pair in summary["pairs"]
+    ]
+    steps = [
+        [name, *(None if v is None else f"{v:.{_DIGITS['ssim']}f}" for v in entry["ssim"])]
+        for name, entry in described.items()
+    ]
+    return (
+        Table(("", *titles), members, title="Scores"),
+        Table(("", *extras.values()), costs, title="Costs"),
+        Table(("", *titles), pairs, title="Differences"),
+        Table(("", *map(str, range(summary["steps"]))), steps, "SSIM against the rollout step"),
+    )
 
 
 def to_markdown(summary: Mapping[str, Any]) -> str:
@@ -253,64 +230,40 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
       summary: of `summarize_comparison`.
 
     Returns:
-      Markdown. Differences whose interval excludes zero are bold.
+      Markdown.
     """
-    described = {**summary["members"], LABELS[REFERENCE]: summary[REFERENCE]}
-    averages = {name: entry["average_over_steps"] for name, entry in described.items()}
-    titles = [TITLES[metric] for metric in METRICS]
-    extras = {**_SPEEDS, **_COUNTS}
-    members = [
-        [name]
-        + [_with_interval(averages[name][metric], metric) for metric in METRICS]
-        + [_count(entry.get(key)) for key in extras]
-        for name, entry in described.items()
-    ]
-    pairs = [
-        [f"{pair['first']} \u2212 {pair['second']}"]
-        + [_difference(pair["average_over_steps"][metric], metric) for metric in METRICS]
-        for pair in summary["pairs"]
-    ]
-    steps = [
-        [name, *("\u2013" if v is None else f"{v:.{_DIGITS['ssim']}f}" for v in entry["ssim"])]
-        for name, entry in described.items()
-    ]
     seeds, episodes = len(summary["seeds"]), len(summary["episodes"])
-    return (
-        f"# Comparison of {len(summary['members'])} members\n\n"
-        f"Means over {seeds} seeds, {episodes} held-out episodes and rollout steps 0 to "
-        f"{summary['steps'] - 1}. \u00b1: half the 95 % interval over seeds and episodes, both "
-        "as random effects (Student's distribution with Satterthwaite's degrees of freedom). "
-        "Speeds are medians over the runs' log windows, without compilation.\n\n"
-        f"{_markdown_table(['', *titles, *extras.values()], members)}\n"
-        "## Differences\n\n"
+    over = "seeds and episodes, both as random effects" if seeds > 1 else "episodes"
+    notes = (
+        f"Means over {seeds} seed{'s' * (seeds > 1)}, {episodes} held-out "
+        f"episode{'s' * (episodes > 1)} and rollout steps 0 to {summary['steps'] - 1}. \u00b1: "
+        f"half the 95 % interval over {over}, from three episodes on. The best of a column is "
+        "bold.",
+        "Speeds are medians over the runs' log windows, without compilation.",
         "Paired by seed and episode; bold where the interval excludes zero. The intervals are "
-        "not corrected for the number of pairs.\n\n"
-        f"{_markdown_table(['', *titles], pairs)}\n"
-        "## SSIM against the rollout step\n\n"
-        f"{_markdown_table(['', *map(str, range(summary['steps']))], steps)}\n"
-        "## Made from\n\n"
-        + "".join(f"- {label}: {value}\n" for label, value in summary["made_from"].items())
+        "not corrected for the number of pairs.",
+        "",
     )
-
-
-def _csv(head: Sequence[str], rows: Iterator[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for row in rows:
-        writer.writerow([cell if isinstance(cell, str) else csv_cell(cell) for cell in row])
-    return text.getvalue()
+    sections = [
+        f"## {table.title}\n\n{note}\n\n{table.markdown()}\n".replace("\n\n\n\n", "\n\n")
+        for table, note in zip(comparison_tables(summary), notes, strict=True)
+    ]
+    made_from = "".join(f"- {label}: {value}\n" for label, value in summary["made_from"].items())
+    return (
+        f"# Comparison of {len(summary['members'])} members\n\n{''.join(sections)}"
+        f"## Made from\n\n{made_from}"
+    )
 
 
 _SCORE_COLUMNS = tuple(column for m in METRICS for column in (m, f"{m}_ci95"))
 
 
-def _average_cells(entry: Mapping[str, Any]) -> list[float | None]:
+def _average_cells(entry: Mapping[str, Any]) -> list[Cell]:
     averages = entry["average_over_steps"]
     return [averages[m][key] for m in METRICS for key in ("mean", "ci95")]
 
 
-def _step_rows(names: Sequence[str], entry: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _step_rows(names: Sequence[str], entry: Mapping[str, Any]) -> Iterator[list[Cell]]:
     yield [*names, "all", *_average_cells(entry)]
     for step in range(len(entry[METRICS[0]])):
         yield [*names, str(step), *(entry[column][step] for column in _SCORE_COLUMNS)]
@@ -327,7 +280,7 @@ def members_csv(summary: Mapping[str, Any]) -> str:
         [name, *_average_cells(entry), *(entry[key] for key in extras)]
         for name, entry in summary["members"].items()
     )
-    return _csv(["member", *_SCORE_COLUMNS, *extras], rows)
+    return Table(("member", *_SCORE_COLUMNS, *extras), list(rows)).csv()
 
 
 def curves_csv(summary: Mapping[str, Any]) -> str:
@@ -338,7 +291,7 @@ def curves_csv(summary: Mapping[str, Any]) -> str:
     """
     described = {**summary["members"], REFERENCE: summary[REFERENCE]}
     rows = (row for name, entry in described.items() for row in _step_rows([name], entry))
-    return _csv(["member", "step", *_SCORE_COLUMNS], rows)
+    return Table(("member", "step", *_SCORE_COLUMNS), list(rows)).csv()
 
 
 def pairs_csv(summary: Mapping[str, Any]) -> str:
@@ -352,7 +305,7 @@ def pairs_csv(summary: Mapping[str, Any]) -> str:
         for pair in summary["pairs"]
         for row in _step_rows([pair["first"], pair["second"]], pair)
     )
-    return _csv(["first", "second", "step", *_SCORE_COLUMNS], rows)
+    return Table(("first", "second", "step", *_SCORE_COLUMNS), list(rows)).csv()
 
 
 def runs_csv(runs: Sequence[ComparedRun]) -> str:
@@ -363,12 +316,12 @@ def runs_csv(runs: Sequence[ComparedRun]) -> str:
     """
     extras = (*_SPEEDS, *_COUNTS)
 
-    def row(run: ComparedRun) -> list[Any]:
+    def row(run: ComparedRun) -> list[Cell]:
         entry = describe_member([run])
         means = [entry["average_over_steps"][metric]["mean"] for metric in METRICS]
         return [run.member, run.seed, *means, *(entry[key] for key in extras)]
 
-    return _csv(["member", "seed", *METRICS, *extras], map(row, runs))
+    return Table(("member", "seed", *METRICS, *extras), [row(run) for run in runs]).csv()
 
 
 def plot_comparison(summary: Mapping[str, Any]) -> Figure:

@@ -2,27 +2,33 @@
 
 The unit of the statistics is the episode: every episode gives one number per camera and rollout
 step (several windows of an episode are averaged first), the overall number of an episode is the
-mean over cameras, and the interval is the bootstrap over episodes. A score that does not exist
+mean over cameras, and the interval is Student's over episodes. A score that does not exist
 (moving pixels where nothing moves) is NaN and is left out of every mean; JSON holds null.
 """
 
-import csv
 import io
 import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hdvpd.array_typing import Float, Int
+from hdvpd.array_typing import Float
+from hdvpd.config import Control
 from hdvpd.metrics import SSIM_SETTINGS
+from hdvpd.statistics import masked_mean, student_interval
+from hdvpd.tables import Cell, Table
 
-PREDICTORS = ("model", "static_render", "copy_last_frame", "shuffled_actions")
+PREDICTORS = ("model", *get_args(Control))
 METRICS = ("ssim", "psnr", "moving_ssim", "moving_psnr")
 DEPTH_METRICS = ("depth_abs_rel", "depth_within_1_25")
+REFERENCE = "copy_last_frame"
+"""What no model can change: the line that several runs share."""
 
 TITLES = {
     "ssim": "SSIM",
@@ -34,13 +40,18 @@ LABELS = {
     "model": "model",
     "static_render": "static render",
     "copy_last_frame": "copy last frame",
+    "kinematics_only": "kinematics only",
+    "zero_actions": "zero actions",
     "shuffled_actions": "shuffled actions",
 }
+DIGITS = {"ssim": 3, "psnr": 2, "moving_ssim": 3, "moving_psnr": 2}
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 STYLES = {
     "model": ("#0072b2", "-"),
     "static_render": ("#009e73", "--"),
     "copy_last_frame": ("#707070", ":"),
+    "kinematics_only": ("#cc79a7", "--"),
+    "zero_actions": ("#e69f00", "-."),
     "shuffled_actions": ("#d55e00", "-."),
 }
 RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -54,13 +65,15 @@ class Scores:
       name: name of the run.
       cameras: camera names, in the order of the views.
       episodes: numbers of the episodes.
-      images: `METRICS` of every predictor of `PREDICTORS`; NaN where a score does not exist.
+      predictors: which of `PREDICTORS` were scored, in that order, the model first.
+      images: `METRICS` of every predictor; NaN where a score does not exist.
       depth: `DEPTH_METRICS` of the model.
     """
 
     name: str
     cameras: tuple[str, ...]
     episodes: tuple[int, ...]
+    predictors: tuple[str, ...]
     images: Float[np.ndarray, "episodes predictors views steps 4"]
     depth: Float[np.ndarray, "episodes views steps 2"]
 
@@ -70,91 +83,27 @@ class Scores:
         return self.images.shape[3]
 
 
-class Curve(NamedTuple):
-    """A mean and the half width of its 95 % interval, both with the same shape."""
-
-    mean: Float[np.ndarray, "..."]
-    ci95: Float[np.ndarray, "..."]
-
-
-def masked_mean(values: Float[np.ndarray, "..."], axis: int) -> Float[np.ndarray, "..."]:
-    """Average along an axis, leaving NaN out; NaN where nothing is left."""
-    known = np.isfinite(values)
-    count = known.sum(axis=axis)
-    total = np.where(known, values, 0.0).sum(axis=axis)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def bootstrap_counts(
-    num_episodes: int, num_bootstrap: int, seed: int
-) -> Int[np.ndarray, "resamples episodes"]:
-    """Draw how often each episode occurs in each resample of the episodes with replacement.
-
-    Every metric, predictor and step is resampled with the same counts, so differences between
-    predictors are paired.
-
-    Args:
-      num_episodes: episodes to draw from, and drawn per resample.
-      num_bootstrap: number of resamples.
-      seed: seed of the draw.
-
-    Returns:
-      Counts; every row sums to `num_episodes`.
-    """
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(num_episodes, np.full(num_episodes, 1 / num_episodes), num_bootstrap)
-
-
-def mean_and_interval(
-    values: Float[np.ndarray, "episodes steps"], counts: Int[np.ndarray, "resamples episodes"]
-) -> Curve:
-    """Average over episodes with half the width of the 95 % percentile bootstrap interval.
-
-    Args:
-      values: one number per episode and step; NaN is left out.
-      counts: resamples of the episodes (`bootstrap_counts`).
-
-    Returns:
-      One mean and half width per step. With a single episode the half width is zero and says
-      nothing.
-    """
-    known = np.isfinite(values).astype(np.float64)
-    total = counts @ np.where(known > 0, values, 0.0)
-    present = counts @ known
-    resampled = np.where(present > 0, total / np.maximum(present, 1.0), np.nan)
-    half_widths = np.full(values.shape[1], np.nan)
-    for step in np.flatnonzero(known.any(axis=0)):
-        low, high = np.nanpercentile(resampled[:, step], [2.5, 97.5])
-        half_widths[step] = 0.5 * (high - low)
-    return Curve(masked_mean(values, 0), half_widths)
-
-
 def plain_numbers(values: Float[np.ndarray, "steps"]) -> list[float | None]:
     """Return numbers for JSON; None where one does not exist."""
     return [float(v) if np.isfinite(v) else None for v in values]
 
 
 def _lists(
-    scores: Float[np.ndarray, "episodes steps metrics"],
-    names: tuple[str, ...],
-    counts: Int[np.ndarray, "resamples episodes"],
+    scores: Float[np.ndarray, "episodes steps metrics"], names: tuple[str, ...]
 ) -> dict[str, list[float | None]]:
+    mean, ci95 = student_interval(scores)
     lists = {}
     for i, name in enumerate(names):
-        curve = mean_and_interval(scores[:, :, i], counts)
-        lists[name] = plain_numbers(curve.mean)
-        lists[f"{name}_ci95"] = plain_numbers(curve.ci95)
+        lists[name] = plain_numbers(mean[:, i])
+        lists[f"{name}_ci95"] = plain_numbers(ci95[:, i])
     return lists
 
 
-def predictor_lists(
-    scores: Scores, counts: Int[np.ndarray, "resamples episodes"], view: int | None
-) -> dict[str, dict[str, list[float | None]]]:
+def predictor_lists(scores: Scores, view: int | None) -> dict[str, dict[str, list[float | None]]]:
     """Aggregate over episodes, for one camera or overall.
 
     Args:
       scores: what a run scored.
-      counts: resamples of the episodes.
       view: index of the camera, or None for the mean over cameras.
 
     Returns:
@@ -165,83 +114,90 @@ def predictor_lists(
         return masked_mean(values, 1) if view is None else values[:, view]
 
     lists = {
-        predictor: _lists(select(scores.images[:, i]), METRICS, counts)
-        for i, predictor in enumerate(PREDICTORS)
+        predictor: _lists(select(scores.images[:, i]), METRICS)
+        for i, predictor in enumerate(scores.predictors)
     }
-    lists["model"] |= _lists(select(scores.depth), DEPTH_METRICS, counts)
+    lists["model"] |= _lists(select(scores.depth), DEPTH_METRICS)
     return lists
 
 
-def step_averages(
-    scores: Scores, counts: Int[np.ndarray, "resamples episodes"]
-) -> dict[str, dict[str, dict[str, float | None]]]:
+def step_averages(scores: Scores) -> dict[str, dict[str, dict[str, float | None]]]:
     """Average over all rollout steps, and compare the model with every other predictor.
 
     Args:
       scores: what a run scored.
-      counts: resamples of the episodes.
 
     Returns:
       For every predictor and metric `mean` and `ci95`; for all but the model also `behind_model`
       and `behind_model_ci95`: by how much the model is better, with the paired interval.
     """
     per_episode = masked_mean(masked_mean(scores.images, 2), 2)
-    averages: dict[str, dict[str, dict[str, float | None]]] = {}
-    for i, predictor in enumerate(PREDICTORS):
-        own = mean_and_interval(per_episode[:, i], counts)
-        behind = mean_and_interval(per_episode[:, 0] - per_episode[:, i], counts)
-        averages[predictor] = {}
-        for j, metric in enumerate(METRICS):
-            entry = {"mean": plain_numbers(own.mean)[j], "ci95": plain_numbers(own.ci95)[j]}
-            if predictor != "model":
-                entry["behind_model"] = plain_numbers(behind.mean)[j]
-                entry["behind_model_ci95"] = plain_numbers(behind.ci95)[j]
-            averages[predictor][metric] = entry
-    return averages
+    own = student_interval(per_episode)
+    behind = student_interval(per_episode[:, :1] - per_episode)
+    kinds = {
+        "mean": own.mean,
+        "ci95": own.ci95,
+        "behind_model": behind.mean,
+        "behind_model_ci95": behind.ci95,
+    }
+    return {
+        predictor: {
+            metric: {
+                kind: plain_numbers(values[i])[j]
+                for kind, values in kinds.items()
+                if predictor != "model" or not kind.startswith("behind")
+            }
+            for j, metric in enumerate(METRICS)
+        }
+        for i, predictor in enumerate(scores.predictors)
+    }
 
 
-def summarize(
-    scores: Scores, *, num_bootstrap: int, seed: int, settings: dict[str, Any]
-) -> dict[str, Any]:
+def summarize(scores: Scores, settings: dict[str, Any]) -> dict[str, Any]:
     """Make the object that metrics.json holds for one run.
 
     Args:
       scores: what the run scored.
-      num_bootstrap: resamples behind each interval.
-      seed: seed of the resamples.
       settings: further entries that say how the numbers were made.
 
     Returns:
       The layout of docs/evaluation.md, plain values only.
     """
-    counts = bootstrap_counts(len(scores.episodes), num_bootstrap, seed)
-    summary: dict[str, Any] = dict(predictor_lists(scores, counts, None))
-    cameras = {
-        name: predictor_lists(scores, counts, view) for view, name in enumerate(scores.cameras)
-    }
-    for predictor in PREDICTORS:
+    summary: dict[str, Any] = dict(predictor_lists(scores, None))
+    cameras = {name: predictor_lists(scores, view) for view, name in enumerate(scores.cameras)}
+    for predictor in scores.predictors:
         summary[predictor]["cameras"] = {name: cameras[name][predictor] for name in cameras}
     return summary | {
+        "predictors": list(scores.predictors),
         "steps": scores.num_steps,
         "episodes": len(scores.episodes),
         "cameras": cameras,
         "ssim_settings": SSIM_SETTINGS,
-        "average_over_steps": step_averages(scores, counts),
+        "average_over_steps": step_averages(scores),
         "episode_numbers": list(scores.episodes),
-        "num_bootstrap": num_bootstrap,
-        "seed": seed,
         **settings,
     }
 
 
-def to_json(value: dict[str, Any]) -> str:
+def describe_sample(summary: Mapping[str, Any]) -> str:
+    """Say on how many episodes and windows numbers rest.
+
+    Args:
+      summary: one run's object in metrics.json.
+
+    Returns:
+      For instance "6 held-out episodes, 3 windows each".
+    """
+    counts = sorted(Counter(window["episode"] for window in summary["windows"]).values())
+    episodes = f"{len(counts)} held-out episode{'s' * (len(counts) != 1)}"
+    few, many = counts[0], counts[-1]
+    windows = f"{few} to {many} windows" if few < many else f"{few} window{'s' * (few != 1)}"
+    return f"{episodes}, {windows}{' each' * (len(counts) != 1)}"
+
+
+def to_json(value: Mapping[str, Any]) -> str:
     """Write strict JSON (no NaN), the same text for the same numbers."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
-
-
-def csv_cell(value: float | int | None) -> str:
-    """Write a number with all its digits; nothing where it does not exist."""
-    return "" if value is None else repr(value)
 
 
 def to_csv(summaries: dict[str, dict[str, Any]]) -> str:
@@ -254,17 +210,17 @@ def to_csv(summaries: dict[str, dict[str, Any]]) -> str:
       The table; empty cells where a number does not exist.
     """
     columns = [column for m in (*METRICS, *DEPTH_METRICS) for column in (m, f"{m}_ci95")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "predictor", "camera", "step", *columns])
-    for run, summary in summaries.items():
-        for predictor in PREDICTORS:
-            tables = {"all": summary[predictor], **summary[predictor]["cameras"]}
-            for camera, lists in tables.items():
-                for step in range(summary["steps"]):
-                    cells = [csv_cell(lists[c][step]) if c in lists else "" for c in columns]
-                    writer.writerow([run, predictor, camera, step, *cells])
-    return text.getvalue()
+
+    def rows() -> Iterator[list[Cell]]:
+        for run, summary in summaries.items():
+            for predictor in summary["predictors"]:
+                tables = {"all": summary[predictor], **summary[predictor]["cameras"]}
+                for camera, lists in tables.items():
+                    for step in range(summary["steps"]):
+                        cells = [lists[c][step] if c in lists else None for c in columns]
+                        yield [run, predictor, camera, step, *cells]
+
+    return Table(("run", "predictor", "camera", "step", *columns), list(rows())).csv()
 
 
 def episodes_csv(all_scores: list[Scores]) -> str:
@@ -276,18 +232,17 @@ def episodes_csv(all_scores: list[Scores]) -> str:
     Returns:
       One row per run, predictor, episode, camera and step.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "predictor", "episode", "camera", "step", *METRICS])
-    for scores in all_scores:
-        _, _, views, steps, _ = scores.images.shape
-        for i, predictor in enumerate(PREDICTORS):
-            for e, episode in enumerate(scores.episodes):
-                for view, step in np.ndindex(views, steps):
-                    values = plain_numbers(scores.images[e, i, view, step])
-                    row = [scores.name, predictor, episode, scores.cameras[view], step]
-                    writer.writerow([*row, *map(csv_cell, values)])
-    return text.getvalue()
+    head = ("run", "predictor", "episode", "camera", "step", *METRICS)
+    rows = [
+        [scores.name, predictor, episode, camera, step,
+         *plain_numbers(scores.images[e, i, view, step])]
+        for scores in all_scores
+        for i, predictor in enumerate(scores.predictors)
+        for e, episode in enumerate(scores.episodes)
+        for view, camera in enumerate(scores.cameras)
+        for step in range(scores.num_steps)
+    ]  # fmt: skip
+    return Table(head, rows).csv()
 
 
 def draw_curve(
@@ -324,21 +279,23 @@ def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
     first = next(iter(summaries.values()))
     for axes, metric in zip(figure.subplots(2, 2).flat, METRICS, strict=True):
         if len(summaries) == 1:
-            for predictor, (color, line) in STYLES.items():
-                draw_curve(axes, first[predictor], metric, LABELS[predictor], color, line)
+            for predictor in first["predictors"]:
+                label = LABELS[predictor]
+                draw_curve(axes, first[predictor], metric, label, *STYLES[predictor])
         else:
             for i, (name, summary) in enumerate(summaries.items()):
                 color = RUN_COLORS[i % len(RUN_COLORS)]
                 draw_curve(axes, summary["model"], metric, name, color, "-")
-            predictor = "copy_last_frame"
-            draw_curve(axes, first[predictor], metric, LABELS[predictor], *STYLES[predictor])
+            if REFERENCE in first["predictors"]:
+                label = LABELS[REFERENCE]
+                draw_curve(axes, first[REFERENCE], metric, label, *STYLES[REFERENCE])
         axes.set(title=TITLES[metric], xlabel="rollout step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
     axes = figure.axes[0]
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     names = ", ".join(summaries) if len(summaries) < 4 else f"{len(summaries)} runs"
-    figure.suptitle(f"{names}: {first['episodes']} held-out episodes, mean and 95 % interval")
+    figure.suptitle(f"{names}: {describe_sample(first)}, mean and 95 % interval")
     return figure
 
 

@@ -1,5 +1,6 @@
-"""One run on all its held-out episodes: which windows, whose actions, all scores, some clips."""
+"""One run on all its held-out episodes: which windows, whose plans, all scores, some clips."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +9,16 @@ import numpy as np
 
 from hdvpd.config import Config, EvalConfig
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, select_cameras
+from hdvpd.data.windows import (
+    OBSERVED_FRAMES,
+    WindowIndex,
+    read_robot,
+    read_window,
+    select_cameras,
+)
 from hdvpd.errors import UserError
-from hdvpd.evaluation.curves import PREDICTORS, Scores, masked_mean
+from hdvpd.evaluation.controls import Loan, lend_plans
+from hdvpd.evaluation.curves import PREDICTORS, Scores
 from hdvpd.evaluation.rollouts import (
     CompileModel,
     WindowResult,
@@ -19,6 +27,7 @@ from hdvpd.evaluation.rollouts import (
 )
 from hdvpd.evaluation.videos import Clip
 from hdvpd.model import Model
+from hdvpd.statistics import masked_mean
 from hdvpd.types import Batch
 
 SPLIT = "test"
@@ -33,12 +42,12 @@ class Window:
     Attributes:
       episode: number of the episode.
       start: its first observed frame.
-      lender: the episode whose actions at the same frames the shuffled-action control uses.
+      loan: whose plan the shuffled-action control uses; None where that is not asked for.
     """
 
     episode: int
     start: int
-    lender: int
+    loan: Loan | None
 
 
 @dataclass(frozen=True)
@@ -48,20 +57,18 @@ class RunResult:
     Attributes:
       scores: of every episode.
       clips: number of the episode and its rollout, for the first `eval.num_videos` episodes.
-      windows: what was rolled out.
     """
 
     scores: Scores
     clips: tuple[tuple[int, Clip], ...]
-    windows: tuple[Window, ...]
 
 
 def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]:
-    """Choose the windows of an evaluation and who lends them actions.
+    """Choose the windows of an evaluation and whose plans they borrow.
 
     Args:
       dataset: to evaluate on.
-      settings: number of steps, episodes and windows.
+      settings: number of steps, episodes and windows, and the controls.
 
     Returns:
       Windows, by episode and start.
@@ -80,44 +87,11 @@ def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]
         )
     spread = WindowIndex(dataset, SPLIT, length).spread(settings.windows_per_episode)
     episodes = list(dict.fromkeys(episode for episode, _ in spread))
-    chosen = episodes[: settings.num_episodes or None]
-    return tuple(
-        Window(episode, start, find_lender(dataset, episode, start + length))
-        for episode, start in spread
-        if episode in chosen
-    )
-
-
-def find_lender(dataset: Dataset, episode: int, end: int) -> int:
-    """Find the episode whose actions the shuffled-action control uses.
-
-    It is the next held-out episode in cyclic order that is long enough, so that among episodes of
-    equal length each lends its actions once. If there is none, one of the validation split is
-    taken, then one of the training split.
-
-    Args:
-      dataset: to look in.
-      episode: who borrows.
-      end: frames that the lender must have.
-
-    Returns:
-      Number of another episode.
-
-    Raises:
-      UserError: no other episode is long enough.
-    """
-    numbers = [e.number for e in dataset.split(SPLIT)]
-    after = numbers.index(episode) + 1
-    cyclic = [*numbers[after:], *numbers[: after - 1]]
-    others = [e.number for name in ("validation", "train") for e in dataset.split(name)]
-    for number in (*cyclic, *others):
-        if dataset.episode(number).length >= end:
-            return number
-    raise UserError(
-        f"The shuffled-action control of episode {episode} needs the actions of another episode "
-        f"with at least {end} frames, and {dataset.path} has none. Ask for fewer --steps, or add "
-        "an episode."
-    )
+    chosen = [w for w in spread if w[0] in episodes[: settings.num_episodes or None]]
+    if "shuffled_actions" not in settings.controls:
+        return tuple(Window(*window, loan=None) for window in chosen)
+    loans = lend_plans(dataset, chosen, SPLIT, length)
+    return tuple(Window(*window, loan) for window, loan in zip(chosen, loans, strict=True))
 
 
 def make_clip(
@@ -155,9 +129,9 @@ def evaluate_run(
     model: Model,
     config: Config,
     dataset: Dataset,
+    windows: Sequence[Window],
     *,
     say: Callable[[str], None],
-    predictors: Sequence[str] = PREDICTORS,
     compile_model: CompileModel = compile_model,
 ) -> RunResult:
     """Roll out all held-out episodes.
@@ -167,8 +141,8 @@ def evaluate_run(
       model: with trained parameters.
       config: `data` and `eval` say what is read and how it is scored.
       dataset: to evaluate on.
+      windows: of `select_windows`.
       say: is told of progress.
-      predictors: whom to score.
       compile_model: gives the model its compiled parts (`rollouts.make_compiler` shares them among
         models).
 
@@ -178,7 +152,7 @@ def evaluate_run(
     Raises:
       UserError: the data set does not fit, or is damaged.
     """
-    windows = select_windows(dataset, config.eval)
+    predictors = scored_predictors(config.eval)
     cameras = select_cameras(dataset, config.data)
     length = OBSERVED_FRAMES + config.eval.num_steps
     compiled = compile_model(model)
@@ -188,17 +162,15 @@ def evaluate_run(
         task = dataset.episode(window.episode).task
         notice = "; compiling first" if i == 0 else ""
         say(f"{name}: window {i + 1}/{len(windows)}, episode {window.episode} ({task}){notice}")
-        batch, other = (
-            read_window(dataset, number, window.start, length, config.data)
-            for number in (window.episode, window.lender)
-        )
+        batch = read_window(dataset, window.episode, window.start, length, config.data)
+        loan = window.loan
         result = evaluate_window(
             compiled,
             batch,
-            other,
+            loan and read_robot(dataset, loan.episode, loan.start, length),
+            controls=predictors[1:],
             seed=config.eval.seed,
             moving_threshold=config.eval.moving_threshold,
-            predictors=predictors,
         )
         if window.episode not in scored and len(clips) < config.eval.num_videos:
             title = f"episode {window.episode}, {task}"
@@ -206,17 +178,26 @@ def evaluate_run(
             clips.append((window.episode, clip))
         # Only numbers are kept: memory must not grow by every episode's pictures.
         scored.setdefault(window.episode, []).append((result.scores, result.depth))
-    return RunResult(collect_scores(name, cameras, scored), tuple(clips), windows)
+    return RunResult(collect_scores(name, cameras, predictors, scored), tuple(clips))
+
+
+def scored_predictors(settings: EvalConfig) -> tuple[str, ...]:
+    """Return the model and the controls asked for, in the order of `PREDICTORS`."""
+    return tuple(p for p in PREDICTORS if p == "model" or p in settings.controls)
 
 
 def collect_scores(
-    name: str, cameras: tuple[str, ...], scored: Mapping[int, Sequence[WindowScores]]
+    name: str,
+    cameras: tuple[str, ...],
+    predictors: tuple[str, ...],
+    scored: Mapping[int, Sequence[WindowScores]],
 ) -> Scores:
     """Average the windows of every episode.
 
     Args:
       name: of the run.
       cameras: names of the views.
+      predictors: what was scored.
       scored: image and depth scores of every window, by episode.
 
     Returns:
@@ -224,7 +205,7 @@ def collect_scores(
     """
     images = [masked_mean(np.stack([w[0] for w in ws]), 0) for ws in scored.values()]
     depth = [masked_mean(np.stack([w[1] for w in ws]), 0) for ws in scored.values()]
-    return Scores(name, cameras, tuple(scored), np.stack(images), np.stack(depth))
+    return Scores(name, cameras, tuple(scored), predictors, np.stack(images), np.stack(depth))
 
 
 def describe_windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
@@ -236,4 +217,4 @@ def describe_windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
     Returns:
       Plain values.
     """
-    return [{"episode": w.episode, "start": w.start, "actions_from": w.lender} for w in windows]
+    return [dataclasses.asdict(window) for window in windows]

@@ -14,7 +14,9 @@ from pathlib import Path
 from hdvpd.errors import UserError
 
 METRICS_FILE = "metrics.json"
-_ARTEFACTS = (METRICS_FILE, "metrics.csv", "episodes.csv", "ssim.png", "videos", "frames")
+_ARTEFACTS = (
+    METRICS_FILE, "metrics.csv", "metrics.md", "episodes.csv", "ssim.png", "videos", "frames",
+)  # fmt: skip
 
 
 @contextlib.contextmanager

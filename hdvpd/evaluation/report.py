@@ -6,15 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdvpd.evaluation.curves import LABELS, METRICS, PREDICTORS, TITLES
+from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
+from hdvpd.evaluation.verdicts import best, judge
+from hdvpd.statistics import MIN_SAMPLES
 
-_DECIMALS = {"ssim": 3, "moving_ssim": 3, "psnr": 2, "moving_psnr": 2}
 _EXPLANATIONS = {
     "model": "particles moved by the planned actions",
     "static_render": "the encoded particles, rendered without dynamics",
     "copy_last_frame": "the last observed frame itself",
-    "shuffled_actions": "the model with another episode's actions",
+    "kinematics_only": "the particles carried along with the planned robot, nothing learned",
+    "zero_actions": "the model, told that the robot stands still",
+    "shuffled_actions": "the model with another episode's plan",
 }
+
+
+@dataclass(frozen=True)
+class Video:
+    """A rollout on the page.
+
+    Attributes:
+      title: such as the episode and its task.
+      mp4: the video.
+      poster: JPEG picture that stands in for it until it plays.
+    """
+
+    title: str
+    mp4: bytes
+    poster: bytes
 
 
 @dataclass(frozen=True)
@@ -26,108 +44,23 @@ class RunReport:
       summary: its object in metrics.json.
       config_toml: the resolved configuration.
       facts: what it was made from, such as checkpoint and data set, as label and value.
-      videos: title and mp4 file of each shown episode.
+      videos: of the shown episodes.
     """
 
     name: str
     summary: dict[str, Any]
     config_toml: str
     facts: dict[str, str]
-    videos: tuple[tuple[str, bytes], ...]
+    videos: tuple[Video, ...]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One comparison in words.
-
-    Attributes:
-      good: whether it came out as it should, beyond the interval.
-      text: the sentence.
-    """
-
-    good: bool
-    text: str
-
-
-def compare(summary: dict[str, Any], predictor: str, metric: str) -> tuple[float, float] | None:
-    """Return by how much the model is better, averaged over steps, and the interval's half width.
-
-    Args:
-      summary: one run's object in metrics.json.
-      predictor: whom to compare with.
-      metric: by which score.
-
-    Returns:
-      None where the score does not exist, because nothing moved.
-    """
-    entry = summary["average_over_steps"][predictor][metric]
-    if entry["behind_model"] is None:
-        return None
-    return entry["behind_model"], entry["behind_model_ci95"]
-
-
-def _differences(summary: dict[str, Any], predictor: str) -> dict[str, tuple[float, float]]:
-    found = {m: compare(summary, predictor, m) for m in ("ssim", "moving_psnr")}
-    return {metric: value for metric, value in found.items() if value is not None}
-
-
-def _phrase(metric: str, difference: tuple[float, float]) -> str:
-    digits, unit = _DECIMALS[metric], " dB" if "psnr" in metric else ""
-    name = {"ssim": "SSIM", "moving_psnr": "moving-pixel PSNR"}[metric]
-    return f"{name} {difference[0]:+.{digits}f} \u00b1 {difference[1]:.{digits}f}{unit}"
-
-
-def control_verdict(summary: dict[str, Any]) -> Verdict:
-    """Judge the shuffled-action control: does the model use the actions?
-
-    It does if the control scores lower on SSIM and on moving-pixel PSNR, averaged over all steps.
-
-    Args:
-      summary: one run's object in metrics.json.
-
-    Returns:
-      Good only if both are lower by more than the half width of the interval.
-    """
-    differences = _differences(summary, "shuffled_actions")
-    numbers = ", ".join(_phrase(metric, d) for metric, d in differences.items())
-    numbers = f"(model minus control: {numbers}; mean over steps, paired 95 % interval)"
-    if any(d[0] <= 0 for d in differences.values()):
-        text = (
-            "The shuffled-action control does not score lower than the model: these numbers do "
-            f"not show that the model uses its actions {numbers}."
-        )
-        return Verdict(False, text)
-    if any(d[0] <= d[1] for d in differences.values()):
-        text = (
-            "The shuffled-action control scores lower than the model, but not clearly: zero lies "
-            f"within the interval {numbers}."
-        )
-        return Verdict(False, text)
-    return Verdict(True, f"With shuffled actions the model scores clearly lower {numbers}.")
-
-
-def static_verdict(summary: dict[str, Any]) -> Verdict:
-    """Judge the dynamics: is predicting better than rendering what was observed?
-
-    Args:
-      summary: one run's object in metrics.json.
-
-    Returns:
-      Good if the model is ahead on SSIM and on moving-pixel PSNR, averaged over all steps.
-    """
-    differences = _differences(summary, "static_render")
-    numbers = ", ".join(_phrase(metric, d) for metric, d in differences.items())
-    ahead = [d[0] > 0 for d in differences.values()]
-    word = "beats" if all(ahead) else "beats only in part" if any(ahead) else "does not beat"
-    return Verdict(all(ahead), f"The prediction {word} the static render ({numbers}).")
-
-
-def _number(mean: float | None, ci95: float | None, metric: str) -> str:
+def _number(mean: float | None, ci95: float | None, metric: str, *, best: bool = False) -> str:
     if mean is None:
         return "\u2013"
-    digits = _DECIMALS.get(metric, 3)
+    digits = DIGITS.get(metric, 3)
+    number = f"{mean:.{digits}f}"
     spread = "" if ci95 is None else f" <small>\u00b1 {ci95:.{digits}f}</small>"
-    return f"{mean:.{digits}f}{spread}"
+    return f"{f'<b>{number}</b>' if best else number}{spread}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -143,23 +76,42 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _columns(
+    summary: dict[str, Any], columns: Sequence[tuple[str, dict[str, tuple[Any, Any]]]]
+) -> list[list[str]]:
+    """Lay out a row per predictor; each column is its metric, and mean and width by predictor."""
+    rows = {predictor: [] for predictor in summary["predictors"]}
+    for metric, values in columns:
+        winners = best({p: mean for p, (mean, _) in values.items()}, DIGITS[metric])
+        for predictor, row in rows.items():
+            row.append(_number(*values[predictor], metric, best=predictor in winners))
+    return list(rows.values())
+
+
 def _average_table(summary: dict[str, Any]) -> str:
-    rows = []
-    for predictor in PREDICTORS:
-        averages = summary["average_over_steps"][predictor]
-        label = f"{LABELS[predictor]}<small>{_EXPLANATIONS[predictor]}</small>"
-        cells = [_number(averages[m]["mean"], averages[m]["ci95"], m) for m in METRICS]
-        rows.append([label, *cells])
+    averages = summary["average_over_steps"]
+    entries = [(m, {p: averages[p][m] for p in summary["predictors"]}) for m in METRICS]
+    cells = _columns(
+        summary,
+        [(m, {p: (e["mean"], e["ci95"]) for p, e in column.items()}) for m, column in entries],
+    )
+    labels = [f"{LABELS[p]}<small>{_EXPLANATIONS[p]}</small>" for p in summary["predictors"]]
+    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
     return _table(["", *(TITLES[m] for m in METRICS)], rows)
 
 
-def _step_table(lists: dict[str, Any], metric: str, steps: int) -> str:
-    rows = []
-    for predictor in PREDICTORS:
-        means, ci95 = lists[predictor][metric], lists[predictor][f"{metric}_ci95"]
-        cells = [_number(means[s], ci95[s], metric) for s in range(steps)]
-        rows.append([LABELS[predictor], *cells])
-    return _table([TITLES[metric], *(f"step {s}" for s in range(steps))], rows)
+def _step_table(summary: dict[str, Any], lists: dict[str, Any], metric: str) -> str:
+    steps = range(summary["steps"])
+    cells = _columns(
+        summary,
+        [
+            (metric, {p: (lists[p][metric][s], lists[p][f"{metric}_ci95"][s])
+                      for p in summary["predictors"]})
+            for s in steps
+        ],
+    )  # fmt: skip
+    rows = [[LABELS[p], *row] for p, row in zip(summary["predictors"], cells, strict=True)]
+    return _table([TITLES[metric], *(f"step {s}" for s in steps)], rows)
 
 
 def _depth_table(summary: dict[str, Any]) -> str:
@@ -180,26 +132,25 @@ def _details(title: str, content: str) -> str:
 
 def _verdicts(summary: dict[str, Any]) -> str:
     items = []
-    for verdict in (static_verdict(summary), control_verdict(summary)):
+    for verdict in judge(summary):
         text = html.escape(verdict.text)
         content = text if verdict.good else f"<strong>{text}</strong>"
         items.append(f'<li class="{"good" if verdict.good else "bad"}">{content}</li>')
-    if summary["episodes"] < 2:
-        text = "<strong>Only one episode: the intervals have no width and say nothing.</strong>"
-        items.append(f'<li class="bad">{text}</li>')
     return f'<ul class="verdicts">{"".join(items)}</ul>'
 
 
-def _videos(videos: Sequence[tuple[str, bytes]]) -> str:
-    figures = []
-    for title, data in videos:
-        source = base64.b64encode(data).decode()
-        figures.append(
-            '<figure><video controls loop muted autoplay playsinline preload="auto" '
-            f'src="data:video/mp4;base64,{source}"></video>'
-            f"<figcaption>{html.escape(title)}</figcaption></figure>"
-        )
-    return "".join(figures)
+def _embed(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _videos(videos: Sequence[Video]) -> str:
+    return "".join(
+        '<figure><video controls loop muted playsinline preload="none" '
+        f'poster="{_embed("image/jpeg", video.poster)}" '
+        f'src="{_embed("video/mp4", video.mp4)}"></video>'
+        f"<figcaption>{html.escape(video.title)}</figcaption></figure>"
+        for video in videos
+    )
 
 
 def _run_section(run: RunReport) -> str:
@@ -208,10 +159,10 @@ def _run_section(run: RunReport) -> str:
         f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>"
         for k, v in run.facts.items()
     )
-    steps = "".join(_step_table(summary, metric, summary["steps"]) for metric in METRICS)
+    steps = "".join(_step_table(summary, summary, metric) for metric in METRICS)
     cameras = "".join(
         f"<h4>{html.escape(name)}</h4>"
-        + "".join(_step_table(lists, metric, summary["steps"]) for metric in METRICS)
+        + "".join(_step_table(summary, lists, metric) for metric in METRICS)
         for name, lists in summary["cameras"].items()
     )
     shown = f"<h3>Rollouts</h3>{_videos(run.videos)}" if run.videos else ""
@@ -229,8 +180,14 @@ def _run_section(run: RunReport) -> str:
 def _method(summary: dict[str, Any]) -> str:
     settings = summary["ssim_settings"]
     size = settings["window_size"]
+    spread = (
+        "<b>\u00b1</b>: half of Student's 95 % interval over episodes, whose windows are averaged "
+        "first. "
+        if summary["episodes"] >= MIN_SAMPLES
+        else ""
+    )
     return (
-        f"<p>{summary['episodes']} held-out episodes, rolled out {summary['steps']} steps from "
+        f"<p>{describe_sample(summary)}, rolled out {summary['steps']} steps from "
         "two observed frames and the planned actions. Truth is white wherever nothing can be "
         "rendered (no depth, outside the workspace box, too far). "
         f"<b>SSIM</b>: {size}\u00d7{size} Gaussian window, \u03c3 = {settings['sigma']}, "
@@ -238,10 +195,8 @@ def _method(summary: dict[str, Any]) -> str:
         "<b>PSNR</b>: 10 log\u2081\u2080(1/MSE) per frame, then averaged. "
         f"<b>Moving pixels</b>: any channel differs by more than {summary['moving_threshold']} "
         "from the last observed frame; frames without any are left out. "
-        "<b>\u00b1</b>: half the 95 % bootstrap interval over episodes "
-        f"({summary['num_bootstrap']} resamples, seed {summary['seed']}). Cameras stand still, "
-        "so copying the last frame scores high on the full frame for nothing: compare on moving "
-        "pixels.</p>"
+        f"{spread}The best of a column is bold. Where cameras stand still, copying the last frame "
+        "scores high on the full frame for nothing: compare on moving pixels.</p>"
     )
 
 
@@ -256,7 +211,6 @@ def render_report(runs: Sequence[RunReport], curve_png: bytes) -> str:
       HTML that refers to nothing outside itself.
     """
     title = "hdvpd: " + ", ".join(run.name for run in runs)
-    curve = base64.b64encode(curve_png).decode()
     sections = "".join(_run_section(run) for run in runs)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -264,7 +218,7 @@ def render_report(runs: Sequence[RunReport], curve_png: bytes) -> str:
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>{html.escape(title)}</h1>{_method(runs[0].summary)}</header>"
         '<figure class="curve"><img alt="SSIM and PSNR against the rollout step" '
-        f'src="data:image/png;base64,{curve}"></figure>'
+        f'src="{_embed("image/png", curve_png)}"></figure>'
         f"{sections}</main></body></html>\n"
     )
 
@@ -303,7 +257,6 @@ th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(-
   white-space: nowrap; }
 thead th { color: var(--faint); font-weight: 600; font-size: .85rem; }
 tbody th, thead th:first-child { text-align: left; font-weight: 600; }
-tbody tr:first-child th, tbody tr:first-child td { font-weight: 700; }
 td small { color: var(--faint); font-weight: 400; }
 tbody th small { display: block; color: var(--faint); font-weight: 400; white-space: normal;
   min-width: 12rem; }

@@ -5,11 +5,14 @@ The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
 - model: the particles encoded from the two observed frames, moved by the planned actions;
 - static_render: the same particles of the last observed frame, rendered without moving them;
 - copy_last_frame: the whitened last observed frame itself;
-- shuffled_actions: the model with the planned actions of another episode.
+- kinematics_only: the particles of the last observed frame, carried along with the planned robot;
+- zero_actions: the model, told that the robot stays where it was last observed;
+- shuffled_actions: the model with the plan of another episode.
 
 Everything is compiled once per kind of model and called for every window, step and camera;
-observed frames are encoded once per window and the static particles rendered once per camera that
-stands still. Random is only the choice of particles, a function of seed, episode and start frame.
+observed frames are encoded once per window, the static particles rendered once per camera that
+stands still, and a plan equal to the window's own is not rolled out again. Random is only the
+choice of particles, a function of seed, episode and start frame.
 """
 
 import functools
@@ -23,10 +26,10 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, PRNGKey
-from hdvpd.data.windows import OBSERVED_FRAMES, replace_actions
+from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.encoders.particles import visible_points
 from hdvpd.errors import UserError
-from hdvpd.evaluation.curves import PREDICTORS
+from hdvpd.evaluation.controls import carry_particles, hold_still, replace_plan
 from hdvpd.metrics import depth_errors, moving_pixels, score_frame
 from hdvpd.model import Model, render_image
 from hdvpd.types import Batch, Camera, ParticleCloud, Rendering, RgbdFrames, RobotPoints
@@ -59,7 +62,7 @@ class WindowResult:
     """Scores and pictures of one window.
 
     Attributes:
-      scores: `METRICS` of every predictor.
+      scores: `METRICS` of the model, then of every control.
       depth: `DEPTH_METRICS` of the model.
       truth: whitened frames, the two observed ones first.
       prediction: the model's frames.
@@ -207,54 +210,65 @@ def _stands_still(camera: Camera, step: int, view: int) -> bool:
 def evaluate_window(
     compiled: CompiledModel,
     batch: Batch,
-    other: Batch,
+    lent: RobotPoints | None,
     *,
+    controls: Sequence[str],
     seed: int,
     moving_threshold: float,
-    predictors: Sequence[str] = PREDICTORS,
 ) -> WindowResult:
-    """Let predictors predict one window, and score them.
+    """Let the model and its controls predict one window, and score them.
 
     Args:
       compiled: the model.
       batch: a window without a batch axis, numpy arrays.
-      other: the window that lends its actions to the shuffled-action control.
+      lent: the robot of the window that lends its plan to the shuffled-action control, if that is
+        among the controls.
+      controls: what the model is compared with.
       seed: seed of the choice of particles.
       moving_threshold: see `metrics.moving_pixels`.
-      predictors: whom to score; the model is always rolled out, the others cost time.
 
     Returns:
-      Scores and pictures; the scores of predictors left out are NaN.
+      Scores and pictures.
 
     Raises:
       UserError: the model predicts something that is not a number.
     """
     truth, visible = (np.asarray(x) for x in compiled.whiten(batch.frames))
-    encode_key, rollout_key = window_keys(seed, batch)
-    previous, current = encode_observed(compiled, batch, encode_key)
-    clouds = compiled.rollout(previous, current, batch.robot, rollout_key)
-    steps = truth.shape[0] - OBSERVED_FRAMES
+    observed = encode_observed(compiled, batch, window_keys(seed, batch)[0])
     future = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], batch.frames)
+    steps, last = len(truth) - OBSERVED_FRAMES, truth[OBSERVED_FRAMES - 1]
 
-    def render(clouds: list[ParticleCloud]) -> tuple[np.ndarray, np.ndarray]:
-        return render_clouds(compiled, clouds, future.camera)
+    def roll_out(robot: RobotPoints) -> ParticleCloud:
+        # Every plan with the same walkers, so that only the actions differ.
+        return compiled.rollout(*observed, robot, window_keys(seed, batch)[1])
 
-    def render_shuffled() -> np.ndarray:
-        # The same walkers as for the window's own plan, so that only the actions differ.
-        _, same_key = window_keys(seed, batch)
-        robot = replace_actions(batch, other).robot
-        shuffled = compiled.rollout(previous, current, robot, same_key)
-        return render([_at(shuffled, step) for step in range(steps)])[0]
+    def render(clouds: ParticleCloud) -> tuple[np.ndarray, np.ndarray]:
+        each = [_at(clouds, step) for step in range(steps)]
+        return render_clouds(compiled, each, future.camera)
 
-    prediction, depth_m = render([_at(clouds, step) for step in range(steps)])
-    last = truth[OBSERVED_FRAMES - 1]
-    make_images = {
-        "model": lambda: prediction,
-        "static_render": lambda: render([current] * steps)[0],
-        "copy_last_frame": lambda: np.broadcast_to(last, prediction.shape),
-        "shuffled_actions": render_shuffled,
-    }
-    images = {predictor: make_images[predictor]() for predictor in predictors}
+    def render_plan(robot: RobotPoints) -> np.ndarray:
+        own = np.array_equal(robot.positions, batch.robot.positions)
+        if own and np.array_equal(robot.gripper, batch.robot.gripper):
+            return prediction
+        return render(roll_out(robot))[0]
+
+    def predict(control: str) -> np.ndarray:
+        match control:
+            case "static_render":
+                return render_clouds(compiled, [observed[1]] * steps, future.camera)[0]
+            case "copy_last_frame":
+                return np.broadcast_to(last, prediction.shape)
+            case "kinematics_only":
+                return render(carry_particles(*observed, batch.robot))[0]
+            case "zero_actions":
+                return render_plan(hold_still(batch.robot))
+            case "shuffled_actions" if lent is not None:
+                return render_plan(replace_plan(batch.robot, lent))
+        raise ValueError(control)
+
+    clouds = roll_out(batch.robot)
+    prediction, depth_m = render(clouds)
+    images = {"model": prediction} | {control: predict(control) for control in controls}
     _require_finite(images, batch)
     return WindowResult(
         scores=score_images(images, truth[OBSERVED_FRAMES:], last, moving_threshold),
@@ -262,10 +276,9 @@ def evaluate_window(
         truth=truth,
         prediction=prediction,
         clouds=jax.tree.map(
-            lambda a, b, c: np.asarray(jnp.concatenate([a[None], b[None], c])),
-            previous, current, clouds,
+            lambda a, b, c: np.asarray(jnp.concatenate([a[None], b[None], c])), *observed, clouds
         ),
-    )  # fmt: skip
+    )
 
 
 def _require_finite(images: dict[str, Float[np.ndarray, "s v h w 3"]], batch: Batch) -> None:
@@ -295,15 +308,14 @@ def score_images(
       moving_threshold: see `metrics.moving_pixels`.
 
     Returns:
-      `METRICS` in the order of `PREDICTORS`; NaN for one without images.
+      `METRICS` in the order of `images`.
     """
     steps, views = truth.shape[:2]
-    scores = np.full((len(PREDICTORS), views, steps, 4), np.nan)
+    scores = np.empty((len(images), views, steps, 4))
     for step, view in np.ndindex(steps, views):
         moving = moving_pixels(truth[step, view], last_observed[view], moving_threshold)
-        for predictor, image in images.items():
-            score = score_frame(image[step, view], truth[step, view], moving)
-            scores[PREDICTORS.index(predictor), view, step] = score
+        for i, image in enumerate(images.values()):
+            scores[i, view, step] = score_frame(image[step, view], truth[step, view], moving)
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Rollouts as pictures: one mp4 and one set of PNG files per episode.
+"""Rollouts as pictures: one mp4 with a poster, and one set of PNG files per episode.
 
 A frame of the video has a row per camera and four panels: ground truth (whitened, as it is
 scored), prediction, particles, and kinematic particles over the dimmed truth. The first two
@@ -319,12 +319,13 @@ def write_clip(clip: Clip, video: Path, folder: Path) -> None:
 
     Args:
       clip: the rollout.
-      video: the mp4 file.
+      video: the mp4 file; its poster, the last frame, is a JPEG file beside it.
       folder: gets the composed frames (`observed-0.png`, `step-00.png`, ...) and, at the data's
         own size, `<camera>-step-00-truth.png` and `-prediction.png`.
     """
     frames = [compose_frame(clip, frame) for frame in range(len(clip.truth))]
     write_video(video, frames, frames_per_second(clip.rate_hz))
+    Image.fromarray(frames[-1]).save(video.with_suffix(".jpg"), quality=85)
     folder.mkdir(parents=True, exist_ok=True)
     for frame, picture in enumerate(frames):
         step = frame - OBSERVED_FRAMES

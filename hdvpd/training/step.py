@@ -119,14 +119,16 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     return jax.jit(train_step, donate_argnums=0)
 
 
-def make_validate(
-    config: Config, graphdef: nnx.GraphDef
-) -> Callable[[Params, Batch, jax.Array], Metrics]:
-    """Return the jitted validation loss of a batch, total and per predicted step."""
-    del config
+def make_validate(graphdef: nnx.GraphDef) -> Callable[[Params, Batch, jax.Array], Metrics]:
+    """Return the jitted validation loss of a batch, total and per predicted step.
+
+    Rays are uniform over the pixels, so that losses of runs with other `train.moving_ray_weight`
+    can be compared.
+    """
 
     def validate(params: Params, batch: Batch, key: jax.Array) -> Metrics:
-        per_step = jnp.asarray(merge_model(graphdef, params).loss(batch, key))
+        model = merge_model(graphdef, params)
+        per_step = jnp.asarray(model.loss(batch, key, moving_ray_weight=1.0))
         metrics = {"loss": jnp.mean(per_step)}
         return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
 
