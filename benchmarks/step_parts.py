@@ -105,7 +105,8 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
             future,
             model(params).white_targets(future),
             model(params).white_targets(last_observed),
-            config.train,
+            config.train.num_rays,
+            config.train.moving_ray_weight,
             key,
         )
     )(params)

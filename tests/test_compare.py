@@ -22,7 +22,7 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import read_window
-from hdvpd.evaluation.curves import PREDICTORS, Scores
+from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.experiments import load_config, to_toml
 from hdvpd.members import MEMBERS
@@ -165,11 +165,10 @@ def test_the_same_command_repeats_nothing(out, experiment, monkeypatch, capsys):
 def test_tables_are_made_from_every_run(out, experiment):
     summary = json.loads((out / "comparison.json").read_text())
     assert (summary["seeds"], summary["episodes"], summary["steps"]) == ([0, 1], [9, 19], 2)
-    model = PREDICTORS.index("model")
     for member in ("none", "grf"):
         folders = [out / "runs" / f"{member}-{seed}" for seed in range(2)]
         scores = [json.loads((folder / "scores.json").read_text()) for folder in folders]
-        ssim = np.array([s["images"] for s in scores], float)[:, :, model, :, :, 0]
+        ssim = np.array([s["images"] for s in scores], float)[:, :, 0, :, :, 0]
         entry = summary["members"][member]
         assert entry["average_over_steps"]["ssim"]["mean"] == pytest.approx(ssim.mean())
         assert not np.array_equal(ssim[0], ssim[1])
@@ -264,9 +263,10 @@ def test_members_differ_in_the_dynamics_only():
 
 def test_scores_are_read_back_only_for_the_same_frames(tmp_path):
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(2, 4, 2, 3, 4))
+    images = rng.normal(size=(2, 2, 2, 3, 4))
     images[0, 1] = np.nan
-    scores = Scores("run", ("a", "b"), (9, 19), images, rng.normal(size=(2, 2, 3, 2)))
+    predictors = ("model", "copy_last_frame")
+    scores = Scores("run", ("a", "b"), (9, 19), predictors, images, rng.normal(size=(2, 2, 3, 2)))
     file = tmp_path / "scores.json"
     assert compare.read_scores(file, {"seed": 0}) is None
     file.write_text(compare.scores_to_json(scores, {"seed": 0}))
@@ -275,6 +275,7 @@ def test_scores_are_read_back_only_for_the_same_frames(tmp_path):
     np.testing.assert_array_equal(back.images, images)
     np.testing.assert_array_equal(back.depth, scores.depth)
     assert (back.name, back.cameras, back.episodes) == ("run", ("a", "b"), (9, 19))
+    assert back.predictors == predictors
     assert compare.read_scores(file, {"seed": 1}) is None
     file.write_text(file.read_text()[:-50])
     assert compare.read_scores(file, {"seed": 0}) is None

@@ -1,4 +1,4 @@
-"""Statistics and tables of a comparison: closed forms, scipy's tests, and sums written out."""
+"""Tables of a comparison: sums written out."""
 
 import csv
 import io
@@ -8,83 +8,18 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from hdvpd.evaluation import comparison
-from hdvpd.evaluation.comparison import ComparedRun, crossed_interval
-from hdvpd.evaluation.curves import METRICS, PREDICTORS, Scores, to_json, to_png
-
-RNG = np.random.default_rng(0)
-SEED_EFFECTS, EPISODE_EFFECTS = RNG.normal(size=3), RNG.normal(size=7)
-
-
-def one_column(values):
-    mean, ci95 = crossed_interval(np.asarray(values, float)[..., None])
-    return mean.item(), ci95.item()
-
-
-def half_width(sample):
-    """Of Student's interval of a mean."""
-    low, high = stats.t.interval(0.95, len(sample) - 1, np.mean(sample), stats.sem(sample))
-    return (high - low) / 2
-
-
-def test_interval_of_a_table_computed_by_hand():
-    # Mean squares 9 (seeds), 16 (episodes) and 4 (rest): the mean's variance is (9 + 16 - 4) / 4.
-    freedom = 21**2 / (9**2 + 16**2 + 4**2)
-    expected = stats.t.ppf(0.975, freedom) * math.sqrt(21 / 4)
-    assert one_column([[1, 3], [2, 8]]) == pytest.approx((3.5, expected))
-
-
-def test_interval_of_one_effect_is_students():
-    by_seed = np.repeat(SEED_EFFECTS[:, None], 7, axis=1)
-    assert one_column(by_seed) == pytest.approx((SEED_EFFECTS.mean(), half_width(SEED_EFFECTS)))
-    expected = EPISODE_EFFECTS.mean(), half_width(EPISODE_EFFECTS)
-    assert one_column(np.repeat(EPISODE_EFFECTS[None], 3, axis=0)) == pytest.approx(expected)
-    assert one_column(EPISODE_EFFECTS[None]) == pytest.approx(expected)
-
-
-def test_interval_of_two_added_effects_is_welchs():
-    # The mean of a_i + b_j is the difference of the means of a and -b.
-    welch = stats.ttest_ind(SEED_EFFECTS, -EPISODE_EFFECTS, equal_var=False)
-    low, high = welch.confidence_interval(0.95)
-    found = one_column(SEED_EFFECTS[:, None] + EPISODE_EFFECTS)
-    assert found == pytest.approx(((low + high) / 2, (high - low) / 2))
-
-
-@pytest.mark.parametrize("spreads", [(1, 1, 1), (2, 0.3, 0.5), (0, 1, 0.5), (0, 0, 1)])
-def test_interval_covers_the_truth_as_often_as_it_says(spreads):
-    trials = 2000
-    rng = np.random.default_rng(1)
-    seed, episode, rest = (
-        spread * rng.normal(size=shape)
-        for spread, shape in zip(spreads, [(3, 1), (1, 8), (3, 8)], strict=True)
-        for shape in [(*shape, trials)]
-    )
-    mean, ci95 = crossed_interval(seed + episode + rest)
-    covered = np.mean(np.abs(mean) <= ci95)
-    # Satterthwaite's quantile is approximate and an absent effect makes it wider, never narrower:
-    # 0.95, less four standard errors of 2000 trials, or more.
-    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / trials)
-    assert covered < 0.99
-
-
-def test_episodes_without_a_score_are_left_out():
-    values = SEED_EFFECTS[:, None] + EPISODE_EFFECTS
-    holes = values.copy()
-    holes[:, 2] = np.nan
-    assert one_column(holes) == pytest.approx(one_column(np.delete(values, 2, axis=1)))
-    assert np.isnan(one_column(np.full((2, 3), np.nan))).all()
-    mean, ci95 = one_column([[4.0]])
-    assert (mean, math.isnan(ci95)) == (4.0, True)
+from hdvpd.evaluation.comparison import ComparedRun
+from hdvpd.evaluation.curves import METRICS, Scores, to_json, to_png
+from hdvpd.statistics import crossed_interval
 
 
 def make_run(member, seed, images, **fields):
     """A run whose model scored `images`, axes (episodes views steps 4)."""
     episodes, views, steps, _ = images.shape
-    scores = np.full((episodes, len(PREDICTORS), views, steps, 4), np.nan)
-    scores[:, PREDICTORS.index("model")] = images
-    scores[:, PREDICTORS.index("copy_last_frame")] = 0.5
+    scores = np.full((episodes, 2, views, steps, 4), 0.5)
+    scores[:, 0] = images
     return ComparedRun(
         member=member,
         seed=seed,
@@ -92,6 +27,7 @@ def make_run(member, seed, images, **fields):
             name=f"{member}-{seed}",
             cameras=tuple(f"cam{v}" for v in range(views)),
             episodes=tuple(range(episodes)),
+            predictors=("model", "copy_last_frame"),
             images=scores,
             depth=np.zeros((episodes, views, steps, 2)),
         ),
@@ -161,9 +97,9 @@ def test_what_two_members_share_is_not_in_their_difference(summary):
 
 def test_interval_of_a_difference_is_that_of_the_paired_cells(summary, images):
     cells = (images["a"] - images["b"])[..., 0].mean((2, 3))
-    expected = one_column(cells)
+    mean, ci95 = crossed_interval(cells[..., None])
     found = summary["pairs"][0]["average_over_steps"]["ssim"]
-    assert (found["mean"], found["ci95"]) == pytest.approx(expected)
+    assert (found["mean"], found["ci95"]) == pytest.approx((mean.item(), ci95.item()))
 
 
 def test_speed_is_the_median_of_all_windows(images):
@@ -204,17 +140,46 @@ def test_tables_hold_the_numbers_of_the_summary(summary, runs, images):
     assert (by_run[4]["member"], by_run[4]["seed"]) == ("b", "1")
 
 
-def test_page_marks_only_clear_differences(summary):
+def test_page_marks_the_best_scores_and_clear_differences(summary):
     page = comparison.to_markdown(summary)
-    rows = {line.split(" | ")[0].strip("| "): line for line in page.splitlines()}
+    lines = {line.split(" | ")[0].strip("| "): line for line in reversed(page.splitlines())}
+    rows = {name: lines[name] for name in ("a", "b", "shifted", "copy last frame")}
+    for column, metric in enumerate(METRICS, 2):
+        means = [e["average_over_steps"][metric]["mean"] for e in summary["members"].values()]
+        bold = [row.split("|")[column].strip().startswith("**") for row in rows.values()]
+        assert bold.index(True) == int(np.argmax([*means, 0.5]))
+        assert sum(bold) == 1
+    rows = lines
     assert rows["a \u2212 shifted"].count("**") == 2 * len(METRICS)
     entries = summary["pairs"][0]["average_over_steps"].values()
     clear = sum(abs(entry["mean"]) > entry["ci95"] for entry in entries)
     assert rows["a \u2212 b"].count("**") == 2 * clear < 2 * len(METRICS)
     mean = summary["members"]["a"]["average_over_steps"]["ssim"]
-    assert f"| {mean['mean']:.4f} \u00b1 {mean['ci95']:.4f} |" in page
+    assert f" {mean['mean']:.4f} \u00b1 {mean['ci95']:.4f}" in page
     assert "| 2.00 | 2,000 | 1,000 | 400 | 3 |" in page
+    assert "over seeds and episodes" in page
     assert "- code: commit 1234" in page
+
+
+def test_one_seed_says_nothing_of_seeds_and_two_episodes_have_no_interval(images):
+    runs = [make_run(name, 0, images[name][0]) for name in ("a", "b")]
+    page = comparison.to_markdown(comparison.summarize_comparison(runs, {}))
+    assert "1 seed, 5 held-out episodes" in page
+    assert "half the 95 % interval over episodes, from three" in page
+    few = [make_run(name, s, images[name][s][:2]) for s in range(3) for name in ("a", "b")]
+    summary = comparison.summarize_comparison(few, {})
+    assert summary["pairs"][0]["average_over_steps"]["ssim"]["ci95"] is None
+    table = comparison.comparison_tables(summary)[2].markdown()
+    assert "\u00b1" not in table
+    assert "**" not in table
+
+
+def test_every_table_fits_a_terminal(summary, capsys):
+    for table in comparison.comparison_tables(summary):
+        table.print()
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "a \u2212 shifted" in printed
 
 
 def test_a_score_that_exists_nowhere_is_a_dash(images):

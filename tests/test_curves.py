@@ -1,4 +1,4 @@
-"""Means, bootstrap intervals and the layouts of metrics.json, metrics.csv and ssim.png."""
+"""Means, intervals and the layouts of metrics.json, metrics.csv and ssim.png."""
 
 import csv
 import io
@@ -7,66 +7,27 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 
 from hdvpd.evaluation import curves
 
 STEPS = 5
 
 
-def make_scores(name="demo", episodes=6, seed=0, cameras=("front", "side")):
+def make_scores(
+    name="demo", episodes=6, seed=0, cameras=("front", "side"), predictors=curves.PREDICTORS
+):
     rng = np.random.default_rng(seed)
-    shape = (episodes, 4, len(cameras), STEPS)
+    shape = (episodes, len(predictors), len(cameras), STEPS)
     images = rng.uniform(size=(*shape, 4))
     depth = rng.uniform(size=(episodes, len(cameras), STEPS, 2))
     numbers = tuple(range(9, 9 + 10 * episodes, 10))
-    return curves.Scores(name, tuple(cameras), numbers, images, depth)
+    return curves.Scores(name, tuple(cameras), numbers, predictors, images, depth)
 
 
-def summarize(scores, seed=0):
-    return curves.summarize(scores, num_bootstrap=400, seed=seed, settings={"split": "test"})
-
-
-def test_interval_of_constant_data_has_no_width():
-    counts = curves.bootstrap_counts(7, 500, 0)
-    curve = curves.mean_and_interval(np.full((7, 3), 0.3), counts)
-    np.testing.assert_allclose(curve.mean, 0.3, atol=1e-15)
-    np.testing.assert_allclose(curve.ci95, 0.0, atol=1e-15)
-
-
-def test_interval_of_many_normal_episodes_is_the_normal_one():
-    num_episodes = 400
-    values = np.random.default_rng(1).normal(scale=2.0, size=(num_episodes, 1))
-    counts = curves.bootstrap_counts(num_episodes, 4000, 0)
-    curve = curves.mean_and_interval(values, counts)
-    expected = 1.96 * values.std() / np.sqrt(num_episodes)
-    # Percentiles of 4,000 resamples have a relative error of about 3 %; four of these.
-    assert curve.ci95[0] == pytest.approx(expected, rel=0.12)
-
-
-def test_interval_of_two_episodes_is_their_distance():
-    # Half of all resamples take one episode twice, so both ends are the episodes themselves.
-    counts = curves.bootstrap_counts(2, 1000, 0)
-    curve = curves.mean_and_interval(np.array([[1.0], [3.0]]), counts)
-    assert curve.mean[0] == 2.0
-    assert curve.ci95[0] == 1.0
-
-
-def test_resamples_draw_every_episode_equally_often():
-    counts = curves.bootstrap_counts(5, 4000, 3)
-    assert (counts.sum(axis=1) == 5).all()
-    # Each column is binomial(5, 1/5): standard error of its mean sqrt(0.8 / 4000) = 0.014.
-    np.testing.assert_allclose(counts.mean(axis=0), 1.0, atol=0.06)
-    np.testing.assert_array_equal(counts, curves.bootstrap_counts(5, 4000, 3))
-
-
-def test_missing_scores_are_left_out_of_mean_and_interval():
-    counts = curves.bootstrap_counts(3, 300, 0)
-    values = np.array([[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]])
-    curve = curves.mean_and_interval(values, counts)
-    assert curve.mean[0] == 2.0
-    assert curve.ci95[0] == 1.0
-    assert np.isnan(curve.mean[1])
-    assert np.isnan(curve.ci95[1])
+def summarize(scores):
+    windows = [{"episode": e, "start": s} for e in scores.episodes for s in (0, 4)]
+    return curves.summarize(scores, {"split": "test", "windows": windows})
 
 
 def test_json_has_the_declared_layout():
@@ -81,7 +42,9 @@ def test_json_has_the_declared_layout():
         for j, metric in enumerate(curves.METRICS):
             overall = summary[predictor][metric]
             np.testing.assert_allclose(overall, scores.images[:, i, :, :, j].mean((0, 1)))
-            assert len(summary[predictor][f"{metric}_ci95"]) == STEPS
+            sample = scores.images[:, i, :, :, j].mean(1)
+            half_width = stats.t.ppf(0.975, 5) * stats.sem(sample)
+            np.testing.assert_allclose(summary[predictor][f"{metric}_ci95"], half_width)
             for view, camera in enumerate(scores.cameras):
                 expected = scores.images[:, i, view, :, j].mean(0)
                 np.testing.assert_allclose(summary["cameras"][camera][predictor][metric], expected)
@@ -119,17 +82,54 @@ def test_averages_over_steps_compare_with_the_model():
 
 def test_differences_are_paired_over_episodes():
     scores = make_scores()
-    scores.images[:, 3] = scores.images[:, 0] - 0.1
+    scores.images[:, scores.predictors.index("shuffled_actions")] = scores.images[:, 0] - 0.1
     entry = summarize(scores)["average_over_steps"]["shuffled_actions"]["psnr"]
     assert entry["ci95"] > 0.01
     assert entry["behind_model"] == pytest.approx(0.1)
     assert entry["behind_model_ci95"] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_below_three_episodes_there_are_means_without_intervals():
+    summary = summarize(make_scores(episodes=2))
+    entry = summary["average_over_steps"]["copy_last_frame"]["ssim"]
+    assert entry["mean"] is not None
+    assert entry["ci95"] is entry["behind_model_ci95"] is None
+    assert summary["model"]["psnr_ci95"] == [None] * STEPS
+    assert json.loads(curves.to_json(summary)) == summary
+    assert curves.to_png(curves.plot_curves({"demo": summary})).startswith(b"\x89PNG")
+
+
+def test_predictors_that_were_not_scored_are_nowhere():
+    scores = make_scores(predictors=("model", "static_render"))
+    summary = summarize(scores)
+    assert "shuffled_actions" not in summary
+    assert list(summary["average_over_steps"]) == ["model", "static_render"]
+    rows = list(csv.DictReader(io.StringIO(curves.to_csv({"demo": summary}))))
+    assert {row["predictor"] for row in rows} == {"model", "static_render"}
+    for names in (("one",), ("one", "two")):
+        figure = curves.plot_curves(dict.fromkeys(names, summary))
+        assert len(figure.axes[0].get_lines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("starts", "text"),
+    [
+        ({9: 1}, "1 held-out episode, 1 window"),
+        ({9: 3}, "1 held-out episode, 3 windows"),
+        ({9: 1, 19: 1}, "2 held-out episodes, 1 window each"),
+        ({9: 3, 19: 3}, "2 held-out episodes, 3 windows each"),
+        ({9: 3, 19: 1, 29: 2}, "3 held-out episodes, 1 to 3 windows each"),
+    ],
+)
+def test_episodes_and_windows_are_counted_in_words(starts, text):
+    windows = [{"episode": e, "start": s} for e, count in starts.items() for s in range(count)]
+    assert curves.describe_sample({"windows": windows}) == text
+
+
 def test_csv_holds_the_numbers_of_the_json():
     summaries = {name: summarize(make_scores(name, seed=i)) for i, name in enumerate("ab")}
     rows = list(csv.DictReader(io.StringIO(curves.to_csv(summaries))))
-    assert len(rows) == 2 * 4 * 3 * STEPS
+    assert len(rows) == 2 * len(curves.PREDICTORS) * 3 * STEPS
     for row in rows:
         lists = summaries[row["run"]][row["predictor"]]
         if row["camera"] != "all":

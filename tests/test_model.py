@@ -11,7 +11,6 @@ import scenes
 from flax import nnx
 
 import hdvpd.model
-from hdvpd.config import TrainConfig
 from hdvpd.geometry import pixel_rays, unproject
 from hdvpd.model import Model, render_image, sample_rays
 
@@ -172,7 +171,7 @@ def test_sampled_rays_run_through_the_pixels_of_their_targets(batch, key):
     pose = future.camera.camera_to_world.at[..., 0, 3].add(shift)
     camera = dataclasses.replace(future.camera, camera_to_world=pose)
     future = dataclasses.replace(future, camera=camera)
-    rays, colours = jitted_rays(future, target, target[:, :1], TrainConfig(num_rays=40), key)
+    rays, colours = jitted_rays(future, target, target[:, :1], 40, 1.0, key)
     colours = np.asarray(colours).astype(int)
     every = jax.tree.map(
         np.asarray, jax.vmap(jax.vmap(jax.vmap(lambda c: pixel_rays(c, HEIGHT, WIDTH))))(camera)
@@ -189,7 +188,7 @@ def test_sampled_rays_run_through_the_pixels_of_their_targets(batch, key):
 def test_rays_are_uniform_over_all_pixels_of_both_cameras(batch, key):
     future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
     target, num_rays = numbered_target(batch), 40_000
-    _, colours = jitted_rays(future, target, target[:, :1], TrainConfig(num_rays=num_rays), key)
+    _, colours = jitted_rays(future, target, target[:, :1], num_rays, 1.0, key)
     colours = np.asarray(colours).astype(int)
     cell = (colours[..., 0] % 10) * HEIGHT * WIDTH + colours[..., 1] * WIDTH + colours[..., 2]
     counts = np.stack(
@@ -209,11 +208,11 @@ def test_moving_pixels_are_drawn_as_much_more_often_as_asked(batch, key):
     target = np.zeros((2, 2, 2, HEIGHT, WIDTH, 3), np.float32)
     target[..., :4, :, 1] = 0.11  # a third of the rows moves
     target[..., 4:8, :, 2] = 0.09  # below the threshold
-    config = TrainConfig(num_rays=20_000, moving_ray_weight=4.0)
-    _, colours = jitted_rays(future, target, before, config, key)
+    num_rays = 20_000
+    _, colours = jitted_rays(future, target, before, num_rays, 4.0, key)
     share = (np.asarray(colours)[..., 1] > 0.1).mean(-1)
     expected = 4 / (4 + 2)
-    error = np.sqrt(expected * (1 - expected) / config.num_rays)
+    error = np.sqrt(expected * (1 - expected) / num_rays)
     np.testing.assert_allclose(share, expected, atol=5 * error)
 
 

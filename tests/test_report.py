@@ -1,28 +1,13 @@
-"""The report: self-contained, complete, and honest about the control."""
+"""The report: self-contained, complete, and honest about what was not shown."""
 
 import base64
 import re
 from html.parser import HTMLParser
 
-import numpy as np
-import pytest
+from summaries import STEPS, make_summary
 
 from hdvpd.evaluation import curves, report
-
-STEPS = 3
-
-
-def make_summary(ahead_of_shuffled=0.1, ahead_of_static=0.1, *, noise=0.01, episodes=6):
-    """A summary in which the model is ahead of two predictors by a known amount."""
-    rng = np.random.default_rng(0)
-    images = np.empty((episodes, 4, 2, STEPS, 4))
-    images[:, 0] = rng.uniform(0.4, 0.6, size=(episodes, 2, STEPS, 4))
-    for i, behind in ((1, ahead_of_static), (2, 0.05), (3, ahead_of_shuffled)):
-        images[:, i] = images[:, 0] - behind + noise * rng.normal(size=(episodes, 1, 1, 1))
-    depth = rng.uniform(size=(episodes, 2, STEPS, 2))
-    scores = curves.Scores("demo", ("front", "side"), tuple(range(episodes)), images, depth)
-    settings = {"moving_threshold": 0.1, "checkpoint_step": 700}
-    return curves.summarize(scores, num_bootstrap=200, seed=0, settings=settings)
+from hdvpd.evaluation.verdicts import judge
 
 
 def make_run(name="demo", summary=None):
@@ -31,7 +16,7 @@ def make_run(name="demo", summary=None):
         summary=summary or make_summary(),
         config_toml="[data]\npath = 'a <b> & c'\n",
         facts={"checkpoint": "step 700 of 700"},
-        videos=(("episode 9, push", b"not really an mp4"),),
+        videos=(report.Video("episode 9, push", b"not really an mp4", b"nor a JPEG"),),
     )
 
 
@@ -43,10 +28,11 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.sources, self.bold, self.cells, self.open, self.text = [], [], [], [], ""
+        self.best, self.row = [], ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.sources += [value for key, value in attrs if key in ("src", "href")]
+        self.sources += [value for key, value in attrs if key in ("src", "href", "poster")]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -57,15 +43,19 @@ class Page(HTMLParser):
         self.text += data
         if "strong" in self.open:
             self.bold.append(data)
-        if self.open and self.open[-1] == "td":
+        if self.open and self.open[-1] == "th":
+            self.row = data
+        if "td" in self.open and self.open[-1] != "small":
             self.cells.append(data.strip())
+            if self.open[-1] == "b":
+                self.best.append((self.row, data))
 
 
 def test_the_page_is_self_contained_and_well_formed():
     text = report.render_report([make_run()], b"PNG bytes")
     page = Page(text)
     assert page.open == []
-    assert len(page.sources) == 2
+    assert len(page.sources) == 3
     assert all(source.startswith("data:") for source in page.sources)
     assert "url(" not in text
     assert not re.search(r"https?://", text)
@@ -74,7 +64,8 @@ def test_the_page_is_self_contained_and_well_formed():
 def test_curve_and_videos_are_embedded_unchanged():
     page = Page(report.render_report([make_run()], b"PNG bytes"))
     found = [base64.b64decode(source.partition("base64,")[2]) for source in page.sources]
-    assert found == [b"PNG bytes", b"not really an mp4"]
+    assert found == [b"PNG bytes", b"nor a JPEG", b"not really an mp4"]
+    assert page.sources[1].startswith("data:image/jpeg;")
 
 
 def test_the_table_holds_every_predictors_means_and_intervals():
@@ -98,65 +89,32 @@ def test_configuration_and_settings_are_shown_escaped():
     assert "step 700 of 700" in page.text
 
 
-def test_a_working_control_is_not_bold():
-    verdict = report.control_verdict(make_summary(0.1))
-    assert verdict.good
-    assert "clearly lower" in verdict.text
-    assert Page(report.render_report([make_run()], b"")).bold == []
-
-
-@pytest.mark.parametrize("behind", [0.0, -0.1])
-def test_a_control_that_does_not_score_lower_is_said_in_bold(behind):
-    summary = make_summary(behind, noise=0.0)
-    assert not report.control_verdict(summary).good
+def test_verdicts_stand_on_the_page_and_failures_in_bold():
+    summary = make_summary({"copy_last_frame": -0.1})
     page = Page(report.render_report([make_run(summary=summary)], b""))
-    assert any("control does not score lower than the model" in text for text in page.bold)
+    verdicts = judge(summary)
+    assert [verdict.good for verdict in verdicts].count(False) == 1
+    assert all(verdict.text in page.text for verdict in verdicts)
+    assert page.bold == [verdict.text for verdict in verdicts if not verdict.good]
 
 
-def test_one_metric_is_enough_to_doubt_the_control():
-    summary = make_summary(0.1)
-    entry = summary["average_over_steps"]["shuffled_actions"]["moving_psnr"]
-    entry["behind_model"] = -0.01
-    verdict = report.control_verdict(summary)
-    assert not verdict.good
-    assert "does not score lower" in verdict.text
+def test_the_best_of_a_column_is_bold_whoever_it_is():
+    summary = make_summary({"copy_last_frame": -0.1})
+    page = Page(report.render_report([make_run(summary=summary)], b""))
+    best = summary["average_over_steps"]["copy_last_frame"]["ssim"]["mean"]
+    assert page.best[0] == ("copy last frame", f"{best:.3f}")
+    assert {row for row, _ in page.best} == {"copy last frame"}
 
 
-def test_a_control_within_the_interval_is_not_called_clear():
-    summary = make_summary(0.001, noise=0.05)
-    entry = summary["average_over_steps"]["shuffled_actions"]
-    for metric in ("ssim", "moving_psnr"):
-        entry[metric]["behind_model"] = 0.5 * entry[metric]["behind_model_ci95"]
-    verdict = report.control_verdict(summary)
-    assert not verdict.good
-    assert "not clearly" in verdict.text
-
-
-@pytest.mark.parametrize(
-    ("ahead", "word"), [(0.1, "beats the static"), (-0.1, "does not beat the static")]
-)
-def test_static_render_is_compared_in_words(ahead, word):
-    verdict = report.static_verdict(make_summary(ahead_of_static=ahead))
-    assert word in verdict.text
-    assert verdict.good == (ahead > 0)
-
-
-def test_without_moving_pixels_only_ssim_is_compared():
-    summary = make_summary()
-    for predictor in curves.PREDICTORS[1:]:
-        entry = summary["average_over_steps"][predictor]["moving_psnr"]
-        entry["behind_model"] = entry["behind_model_ci95"] = None
-    assert "moving" not in report.control_verdict(summary).text
-    assert report.control_verdict(summary).good
-
-
-def test_one_episode_is_named_as_too_few():
-    page = Page(report.render_report([make_run(summary=make_summary(episodes=1))], b""))
-    assert any("Only one episode" in text for text in page.bold)
+def test_two_episodes_have_no_interval_and_the_page_says_why():
+    page = Page(report.render_report([make_run(summary=make_summary(episodes=2))], b""))
+    (text,) = page.bold
+    assert "2 held-out episodes, 1 window each: too few" in text
+    assert "\u00b1" not in page.text.replace(text, "")
 
 
 def test_several_runs_share_a_page():
     page = Page(report.render_report([make_run("first"), make_run("second")], b""))
     assert page.open == []
     assert "hdvpd: first, second" in page.text
-    assert len(page.sources) == 3
+    assert len(page.sources) == 5

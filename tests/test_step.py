@@ -10,6 +10,7 @@ import pytest
 import scenes
 from flax import nnx
 
+import hdvpd.model
 from hdvpd.model import Model
 from hdvpd.training import step as training
 from hdvpd.training.step import create_train_state, make_train_step, make_validate
@@ -39,7 +40,7 @@ def batch():
 def trainer():
     """Definition, initial state on the host, the jitted step and the jitted validation."""
     graphdef, state = create_train_state(CONFIG, scenes.SCENE)
-    step, validate = make_train_step(CONFIG, graphdef), make_validate(CONFIG, graphdef)
+    step, validate = make_train_step(CONFIG, graphdef), make_validate(graphdef)
     return graphdef, jax.device_get(state), step, validate
 
 
@@ -164,6 +165,23 @@ def test_plan_matters_once_trained_and_not_before(trainer, batch, four_steps):
     assert after != different
 
 
+def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkeypatch):
+    train = dataclasses.replace(CONFIG.train, moving_ray_weight=4.0)
+    config = dataclasses.replace(CONFIG, train=train)
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    sample, weights = hdvpd.model.sample_rays, []
+
+    def record(*arguments):
+        weights.append(arguments[-2])
+        return sample(*arguments)
+
+    monkeypatch.setattr(hdvpd.model, "sample_rays", record)
+    model = scenes.apply(graphdef, params)
+    jax.eval_shape(model.loss, batch, KEY)
+    jax.eval_shape(make_validate(graphdef), params, batch, KEY)
+    assert weights == [4.0, 1.0]
+
+
 def test_host_and_xla_agree_on_the_loss(trainer, batch, four_steps):
     # One search for both: static points seen twice tie, and searches may break ties differently.
     _, _, _, validate = trainer
@@ -173,7 +191,7 @@ def test_host_and_xla_agree_on_the_loss(trainer, batch, four_steps):
     params = on_device(four_steps[0].params)
     with jax.debug_key_reuse(False):
         host = validate(params, batch, jax.random.key(2))
-        xla = make_validate(config, graphdef)(params, batch, jax.random.key(2))
+        xla = make_validate(graphdef)(params, batch, jax.random.key(2))
     for name, value in host.items():
         np.testing.assert_allclose(value, xla[name], rtol=1e-5)
 

@@ -45,7 +45,10 @@ class TinyModel(Model):
         self.map = nnx.Linear(2, 3, rngs=rngs)
         self.horizon = config.train.horizon
 
-    def loss(self, batch: Batch, key: jax.Array) -> jax.Array:
+    def loss(
+        self, batch: Batch, key: jax.Array, moving_ray_weight: float | None = None
+    ) -> jax.Array:
+        del moving_ray_weight
         depth_m = batch.frames.depth_m[:, 2:]
         seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
         colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255
@@ -56,13 +59,13 @@ class TinyModel(Model):
 @pytest.fixture(scope="module", autouse=True)
 def tiny() -> Iterator[None]:
     """Train the tiny model; runs whose settings give the same programs share them."""
-    shared: dict[tuple[Callable[..., Any], str], Any] = {}
+    shared: dict[tuple[Any, ...], Any] = {}
 
     def sharing(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_once(config: Config, argument: Any) -> Any:
-            key = (make, config_identity(config))
+        def make_once(*arguments: Any) -> Any:
+            key = (make, *(config_identity(a) if isinstance(a, Config) else a for a in arguments))
             if key not in shared:
-                shared[key] = make(config, argument)
+                shared[key] = make(*arguments)
             return shared[key]
 
         return make_once
