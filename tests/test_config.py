@@ -136,7 +136,7 @@ def test_every_key_is_explained() -> None:
         (TrainConfig, {"num_steps": 10, "warmup_steps": 10}, "train.warmup_steps"),
         (TrainConfig, {"clip_norm": 0.0}, "train.clip_norm"),
         (TrainConfig, {"validate_every": -1}, "train.validate_every"),
-        (EvalConfig, {"num_bootstrap": 0}, "eval.num_bootstrap"),
+        (EvalConfig, {"windows_per_episode": 0}, "eval.windows_per_episode"),
         (EvalConfig, {"num_episodes": -1}, "eval.num_episodes"),
     ],
 )

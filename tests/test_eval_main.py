@@ -34,6 +34,7 @@ from hdvpd.training.step import create_train_state
 from hdvpd.types import Camera, ParticleCloud, Rendering
 
 STEPS = 2
+ONE_WINDOW = ["--eval.windows-per-episode", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,8 @@ def compared(tmp_path_factory, runs, traces):
     with pytest.MonkeyPatch.context() as patch:
         for name in traces:
             patch.setattr(Model, name, count(name))
-        evaluation.main(list(runs.values()), out=out, overrides=["--eval.num-videos", "1"])
+        flags = ["--eval.num-videos", "1", *ONE_WINDOW]
+        evaluation.main(list(runs.values()), out=out, overrides=flags)
     return out
 
 
@@ -120,12 +122,15 @@ def test_before_training_the_prediction_is_the_static_render(summaries):
             rtol=1e-5,
         )
         assert fresh["model"][metric] == fresh["shuffled_actions"][metric]
+        assert fresh["model"][metric] == fresh["zero_actions"][metric]
 
 
 def test_a_model_with_dynamics_differs_from_static_render_and_heeds_the_actions(summaries):
     noisy = summaries["noisy"]
     assert noisy["model"]["psnr"] != noisy["static_render"]["psnr"]
     assert noisy["model"]["psnr"] != noisy["shuffled_actions"]["psnr"]
+    assert noisy["model"]["psnr"] != noisy["zero_actions"]["psnr"]
+    assert noisy["kinematics_only"]["psnr"] != noisy["static_render"]["psnr"]
 
 
 def whitened(rgb, depth_m, scene, far, camera):
@@ -194,7 +199,7 @@ def test_scores_agree_with_the_written_pictures(compared):
 
 
 def test_every_part_is_traced_once_per_run(compared, traces):
-    # Although there are two episodes, two cameras, two steps, and shuffled actions.
+    # Although there are two episodes, two cameras, two steps, and other plans.
     assert (compared / "metrics.json").is_file()
     assert traces == {"encode": 2, "rollout": 2, "render": 2}
 
@@ -204,27 +209,34 @@ def run_copy(tmp_path, runs):
     return shutil.copytree(runs["noisy"], tmp_path / "runs" / "noisy")
 
 
-def test_one_run_is_evaluated_into_its_own_folder(run_copy, summaries, capsys):
+def test_one_run_is_evaluated_into_its_own_folder(run_copy, dataset, summaries, capsys):
     assert command(["eval", str(run_copy), "--steps", "1", "--eval.num-episodes", "1"]) == 0
     folder = run_copy / "eval"
     summary = json.loads((folder / "metrics.json").read_text())
     assert (summary["steps"], summary["episodes"]) == (1, 1)
-    assert summary["windows"] == [{"episode": 9, "start": 0, "actions_from": 19}]
+    assert [(w["episode"], w["start"]) for w in summary["windows"]] == [(9, 0), (9, 1), (9, 2)]
+    assert all(w["loan"]["episode"] != 9 for w in summary["windows"])
+    assert (summary["joint_targets_source"], summary["moving_cameras"]) == ("commanded", [])
+    assert summary["links_source"] == dataset.robot.name
     assert len(summary["model"]["ssim"]) == 1
     assert summary["model"]["depth_abs_rel"][0] > 0
     video = folder / "videos" / "episode-0009.mp4"
     report = run_copy / "report" / "index.html"
-    for path in (video, folder / "ssim.png", folder / "frames" / "episode-0009" / "step-00.png"):
+    picture = folder / "frames" / "episode-0009" / "step-00.png"
+    for path in (video, video.with_suffix(".jpg"), folder / "ssim.png", picture):
         assert path.stat().st_size > 100
     page = report.read_text()
     assert "data:video/mp4;base64," in page
     printed = capsys.readouterr().out
     assert all(str(path) in printed for path in (video, folder / "ssim.png", report))
+    few = "1 held-out episode, 3 windows: too few"
+    assert all(few in text for text in (printed, page, (folder / "metrics.md").read_text()))
+    assert "recorded commands" in page
     assert not list(folder.glob(".partial-*"))
 
     # A longer rollout does not overwrite these results, and alone a run scores as in company.
     old = (folder / "metrics.json").read_bytes()
-    evaluation.main([run_copy], overrides=["--eval.num-videos", "0"])
+    evaluation.main([run_copy], overrides=["--eval.num-videos", "0", *ONE_WINDOW])
     kept = folder / "previous-1"
     assert (kept / "metrics.json").read_bytes() == old
     assert (kept / "videos" / "episode-0009.mp4").is_file()
@@ -281,42 +293,33 @@ class Listed(Dataset):
         self._by_number = {e.number: e for e in self.episodes}
 
 
-def test_every_episode_lends_its_actions_once():
-    listed = Listed([9, 9, 9, 9], ["train", "test", "test", "test"])
-    windows = episodes.select_windows(listed, EvalConfig(num_steps=4))
-    assert [(w.episode, w.lender) for w in windows] == [(1, 2), (2, 3), (3, 1)]
+def settings(**values):
+    return EvalConfig(controls=("static_render", "copy_last_frame"), **values)
 
 
-def test_a_lender_has_the_same_frames():
-    listed = Listed([9, 12, 12, 9], ["validation", "test", "test", "test"])
-    settings = EvalConfig(num_steps=4, windows_per_episode=2)
-    windows = episodes.select_windows(listed, settings)
-    assert [(w.episode, w.start, w.lender) for w in windows] == [
-        (1, 0, 2), (1, 3, 2), (2, 0, 3), (2, 3, 3), (3, 0, 1), (3, 2, 1),
-    ]  # fmt: skip
-    listed = Listed([12, 12, 8, 12], ["train", "test", "test", "validation"])
-    assert episodes.find_lender(listed, 1, 9) == 3
-    assert episodes.find_lender(listed, 1, 8) == 2
-
-
-def test_without_another_episode_there_is_no_control():
-    with pytest.raises(UserError, match="needs the actions of another episode"):
-        episodes.select_windows(Listed([9], ["test"]), EvalConfig(num_steps=4))
+def test_windows_are_spread_over_every_episode_and_short_ones_have_fewer():
+    listed = Listed([9, 17, 6, 7], ["train", "test", "test", "test"])
+    windows = episodes.select_windows(listed, settings(num_steps=4))
+    starts = [(w.episode, w.start) for w in windows]
+    assert starts == [(1, 0), (1, 4), (1, 8), (2, 0), (3, 0), (3, 1)]
+    one = episodes.select_windows(listed, settings(num_steps=4, windows_per_episode=1))
+    assert [(w.episode, w.start) for w in one] == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_an_episode_too_short_for_the_rollout_stops_the_evaluation():
     listed = Listed([30, 21, 30], ["test", "test", "test"])
     with pytest.raises(UserError, match=r"episode 1 .* has 21 frames.*need 26.*--steps 19"):
-        episodes.select_windows(listed, EvalConfig(num_steps=24))
-    windows = episodes.select_windows(listed, EvalConfig(num_steps=24, skip_short=True))
-    assert [w.episode for w in windows] == [0, 2]
+        episodes.select_windows(listed, settings(num_steps=24))
+    windows = episodes.select_windows(listed, settings(num_steps=24, skip_short=True))
+    assert [w.episode for w in windows] == [0, 0, 0, 2, 2, 2]
 
 
 def test_episodes_are_averaged_over_their_windows():
-    ones, nan = np.ones((4, 2, 3, 4)), np.full((4, 2, 3, 4), np.nan)
+    ones, nan = np.ones((2, 2, 3, 4)), np.full((2, 2, 3, 4), np.nan)
     depth = np.zeros((2, 3, 2))
     scored = {5: [(ones, depth), (3 * ones, depth + 1)], 7: [(nan, depth), (ones, depth)]}
-    scores = episodes.collect_scores("demo", ("a", "b"), scored)
+    predictors = ("model", "zero_actions")
+    scores = episodes.collect_scores("demo", ("a", "b"), predictors, scored)
     assert scores.episodes == (5, 7)
     np.testing.assert_array_equal(scores.images[0], 2 * ones)
     np.testing.assert_array_equal(scores.images[1], ones)
@@ -415,7 +418,7 @@ def test_a_prediction_that_is_not_finite_is_not_silently_left_out(runs, dataset,
     )
     batch = read_window(dataset, 9, 0, 2 + STEPS, config.data)
     with pytest.raises(UserError, match="rollout step 0 in episode 9"):
-        rollouts.evaluate_window(broken, batch, batch, seed=0, moving_threshold=0.1)
+        rollouts.evaluate_window(broken, batch, None, controls=(), seed=0, moving_threshold=0.1)
 
 
 def test_every_changeable_flag_exists():

@@ -8,6 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
+from hdvpd import experiments
 from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.errors import UserError
 from hdvpd.experiments import (
@@ -192,6 +193,34 @@ def test_mistake_in_a_flag_is_one_line(flags: list[str], parts: list[str]) -> No
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_removed_keys_are_left_out_of_files_and_refused_as_flags(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "[eval]\nnum_bootstrap = 100\nnum_steps = 3\n")
+    assert read_toml(path) == dataclasses.replace(Config(), eval=EvalConfig(num_steps=3))
+    (message,) = caplog.messages
+    assert message.startswith(f"{path}: eval.num_bootstrap is left out: intervals are Student's")
+    with pytest.raises(UserError, match=r"--eval\.num-bootstrap: .*Student's"):
+        load_config("debug", ["--eval.num-bootstrap", "100"])
+
+
+def test_renamed_keys_are_known_by_either_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "RENAMED", {"eval.horizon": "eval.num_steps"})
+    for key in ("horizon", "num_steps"):
+        assert read_toml(write(tmp_path, f"[eval]\n{key} = 3\n")).eval.num_steps == 3
+    assert load_config("debug", ["--eval.horizon", "5"]).eval.num_steps == 5
+
+
+def test_controls_are_chosen_by_name() -> None:
+    flags = ["--eval.controls", "zero_actions", "static_render"]
+    assert load_config("debug", flags).eval.controls == ("zero_actions", "static_render")
+    assert load_config("debug", ["--eval.controls"]).eval.controls == ()
+    with pytest.raises(UserError, match=r"one of .*'zero_actions'.*the nearest is 'zero_actions'"):
+        load_config("debug", ["--eval.controls", "zero_action"])
 
 
 def test_unknown_experiment_names_the_nearest() -> None:
