@@ -460,6 +460,29 @@ def test_the_nearest_frame_is_taken_and_the_last_command_before_the_next(tmp_pat
     np.testing.assert_allclose(targets, expected, atol=1e-6)
 
 
+def product(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Hamilton's product of quaternions w x y z."""
+    w = p[0] * q[0] - p[1:] @ q[1:]
+    return np.r_[w, p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])]
+
+
+def test_poses_from_quaternions_turn_points_as_hamilton_says():
+    rng = np.random.default_rng(0)
+    quaternions, points = rng.normal(size=(20, 4)), rng.normal(size=(20, 3))
+    place = rng.normal(size=(20, 3))
+    poses = conversions.pose_from_quaternion(np.hstack([place, quaternions]), "wxyz")
+    rolled = np.roll(quaternions, -1, axis=1)
+    other = conversions.pose_from_quaternion(np.hstack([place, rolled]), "xyzw")
+    np.testing.assert_array_equal(poses, other)
+    for pose, q, point, at in zip(poses, quaternions, points, place, strict=True):
+        q = q / np.linalg.norm(q)
+        turned = product(product(q, np.r_[0, point]), q * [1, -1, -1, -1])[1:]
+        np.testing.assert_allclose(pose @ np.r_[point, 1], np.r_[turned + at, 1], atol=1e-12)
+    bad = np.array([[1.0, 2, 3, 0, 0, 0, 0], [1, 2, 3, np.nan, 0, 0, 1], [1, 2, 3, 0, 0, 0, 5]])
+    finite = np.isfinite(conversions.pose_from_quaternion(bad, "xyzw")).all(axis=(1, 2))
+    np.testing.assert_array_equal(finite, [False, False, True])
+
+
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_nearest_rows_against_a_search_of_every_frame(count):
     rng = np.random.default_rng(count)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.ndimage
 
 from hdvpd.array_typing import Bool, Float, Int, UInt8
 
@@ -153,9 +154,8 @@ def locate(
 
 def nearest_around(depth_m: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w"]:
     """Return the least valid depth [m] of the 3x3 pixels around each, inf where there is none."""
-    padded = np.pad(np.where(depth_m > 0, depth_m, np.inf), 1, constant_values=np.inf)
-    in_columns = np.minimum(np.minimum(padded[:-2], padded[1:-1]), padded[2:])
-    return np.minimum(np.minimum(in_columns[:, :-2], in_columns[:, 1:-1]), in_columns[:, 2:])
+    known = np.where(depth_m > 0, depth_m, np.inf)
+    return scipy.ndimage.minimum_filter(known, size=3, mode="constant", cval=np.inf)
 
 
 def surface_normals(view: View, points: Float[np.ndarray, "h w 3"]) -> Float[np.ndarray, "h w 3"]:

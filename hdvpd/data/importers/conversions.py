@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from hdvpd.array_typing import Bool, Float, Int
 
@@ -93,22 +94,16 @@ def pose_from_quaternion(
       order: of the quaternion's components.
 
     Returns:
-      4x4 poses; not finite where a quaternion is zero.
+      4x4 poses; not finite where a quaternion is zero or not finite.
     """
-    quaternion = values[..., 3:].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        quaternion = quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True)
-    w, x, y, z = np.moveaxis(np.roll(quaternion, order == "xyzw", axis=-1), -1, 0)
+    quaternion = values[..., 3:].reshape(-1, 4).astype(np.float64)
+    known = np.isfinite(quaternion).all(axis=1) & quaternion.any(axis=1)
+    rotation = np.full((len(quaternion), 3, 3), np.nan)
+    rotation[known] = Rotation.from_quat(
+        quaternion[known], scalar_first=order == "wxyz"
+    ).as_matrix()
     pose = np.zeros((*values.shape[:-1], 4, 4))
-    pose[..., 0, :3] = np.stack(
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], axis=-1
-    )
-    pose[..., 1, :3] = np.stack(
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)], axis=-1
-    )
-    pose[..., 2, :3] = np.stack(
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], axis=-1
-    )
+    pose[..., :3, :3] = rotation.reshape(*values.shape[:-1], 3, 3)
     pose[..., :3, 3] = values[..., :3]
     pose[..., 3, 3] = 1.0
     return pose
