@@ -6,6 +6,7 @@ from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.layers import LayerNorm, Linear
 from hdvpd.neighbors import Backend, knn
 from hdvpd.numerics import safe_norm
 
@@ -78,9 +79,9 @@ class EdgeLinear(nnx.Module):
     """
 
     def __init__(self, dim: int, edge_dim: int, *, rngs: nnx.Rngs):
-        self.query = nnx.Linear(dim, dim, rngs=rngs)
-        self.node = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
-        self.edge = nnx.Linear(edge_dim, dim, use_bias=False, rngs=rngs)
+        self.query = Linear(dim, dim, rngs=rngs)
+        self.node = Linear(dim, dim, use_bias=False, rngs=rngs)
+        self.edge = Linear(edge_dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(
         self,
@@ -98,8 +99,8 @@ class EdgeMlp(nnx.Module):
 
     def __init__(self, dim: int, edge_dim: int, *, rngs: nnx.Rngs):
         self.hidden = EdgeLinear(dim, edge_dim, rngs=rngs)
-        self.out = nnx.Linear(dim, dim, rngs=rngs)
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.out = Linear(dim, dim, rngs=rngs)
+        self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(
         self,
@@ -118,7 +119,7 @@ class NormedMlp(nnx.Module):
 
     def __init__(self, in_dim: int, dim: int, *, rngs: nnx.Rngs):
         self.mlp = Mlp(in_dim, dim, dim, rngs=rngs)
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(self, x: Float[JaxArray, "*batch d"]) -> Float[JaxArray, "*batch o"]:
         """Apply to every row."""

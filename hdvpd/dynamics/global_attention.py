@@ -20,6 +20,7 @@ from hdvpd.attention.feature_maps import (
 from hdvpd.attention.linear import linear_attention
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.graph_masks import attend_under, initial_parameters
+from hdvpd.layers import Linear
 
 
 class GlobalAttention(nnx.Module):
@@ -31,8 +32,8 @@ class GlobalAttention(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, rngs: nnx.Rngs):
         dim = config.latent_dim
-        self.query_key_value = nnx.Linear(dim, 3 * dim, rngs=rngs)
-        self.out = nnx.Linear(dim, dim, rngs=rngs)
+        self.query_key_value = Linear(dim, 3 * dim, rngs=rngs)
+        self.out = Linear(dim, dim, rngs=rngs)
         if config.global_mask == "none":
             self.raw_mask = None
         else:

@@ -16,13 +16,14 @@ from hdvpd.attention.feature_maps import relu_features
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.graph_masks import attend_under, initial_parameters, plan_mask
 from hdvpd.dynamics.local_layer import AbstractLocalLayer
+from hdvpd.layers import Linear
 
 
 class GraphAttention(AbstractLocalLayer):
     """Linear attention under a learned graph mask, which all heads share."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dense = functools.partial(nnx.Linear, config.latent_dim, config.latent_dim, rngs=rngs)
+        dense = functools.partial(Linear, config.latent_dim, config.latent_dim, rngs=rngs)
         self.query, self.key = dense(use_bias=False), dense(use_bias=False)
         self.value, self.out = dense(), dense()
         self.raw_modulation = nnx.Param(jnp.asarray(initial_parameters(config.local, config)))

@@ -15,6 +15,7 @@ from hdvpd.dynamics.local_layer import AbstractLocalLayer
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.neighbor_attender import NeighborAttender
 from hdvpd.dynamics.tokens import ReadOut, Tokens
+from hdvpd.layers import LayerNorm
 from hdvpd.types import ParticleCloud, RobotPoints
 
 LOCAL_LAYERS: dict[str, type[AbstractLocalLayer]] = {
@@ -28,14 +29,14 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int, rngs: nnx.Rngs):
         dim = config.latent_dim
-        self.norm_global = nnx.LayerNorm(dim, rngs=rngs)
+        self.norm_global = LayerNorm(dim, rngs=rngs)
         self.global_attention = GlobalAttention(config, seed=seed, rngs=rngs)
-        self.norm_mlp = nnx.LayerNorm(dim, rngs=rngs)
+        self.norm_mlp = LayerNorm(dim, rngs=rngs)
         self.mlp = Mlp(dim, config.mlp_ratio * dim, dim, rngs=rngs)
         if config.local == "none":
             self.norm_local = self.local = None
         else:
-            self.norm_local = nnx.LayerNorm(dim, rngs=rngs)
+            self.norm_local = LayerNorm(dim, rngs=rngs)
             self.local = LOCAL_LAYERS[config.local](config, rngs=rngs)
 
     def __call__(

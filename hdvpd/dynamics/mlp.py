@@ -4,14 +4,15 @@ import jax
 from flax import nnx
 
 from hdvpd.array_typing import Float, JaxArray
+from hdvpd.layers import Linear
 
 
 class Mlp(nnx.Module):
     """Two dense layers with GELU between."""
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, *, rngs: nnx.Rngs):
-        self.hidden = nnx.Linear(in_dim, hidden_dim, rngs=rngs)
-        self.out = nnx.Linear(hidden_dim, out_dim, rngs=rngs)
+        self.hidden = Linear(in_dim, hidden_dim, rngs=rngs)
+        self.out = Linear(hidden_dim, out_dim, rngs=rngs)
 
     def __call__(self, x: Float[JaxArray, "*batch d"]) -> Float[JaxArray, "*batch o"]:
         """Apply to every row."""

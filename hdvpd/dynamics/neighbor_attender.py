@@ -11,6 +11,7 @@ from hdvpd.config import ModelConfig
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeLinear, Edges, nearest_edges
 from hdvpd.dynamics.local_layer import AbstractLocalLayer
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.layers import Linear
 from hdvpd.sampling import uniform_fraction
 
 
@@ -46,7 +47,7 @@ class NeighborAttender(AbstractLocalLayer):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim = config.latent_dim
-        dense = functools.partial(nnx.Linear, dim, rngs=rngs)
+        dense = functools.partial(Linear, dim, rngs=rngs)
         self.read = EdgeLinear(dim, OFFSET_DIM, rngs=rngs)
         self.score = dense(1, use_bias=False) if config.aggregate == "softmax" else None
         self.message = dense(dim, use_bias=False)

@@ -8,6 +8,7 @@ from hdvpd.array_typing import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.layers import LayerNorm, Linear, normal
 from hdvpd.types import ParticleCloud, RobotPoints
 
 _POINT_EMBEDDING_DIM = 16
@@ -72,17 +73,16 @@ class Tokens(nnx.Module):
 
     def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
         dim = config.latent_dim
-        self.particle = nnx.Linear(config.feature_dim, dim, rngs=rngs)
-        self.point = nnx.Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
-        self.carried = nnx.Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
+        self.particle = Linear(config.feature_dim, dim, rngs=rngs)
+        self.point = Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
+        self.carried = Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
         self.num_frequencies = config.position_frequencies
         size = 3 + 6 * self.num_frequencies
         embed = config.position_embedding
-        self.position = nnx.Linear(size, dim, use_bias=False, rngs=rngs) if embed else None
-        normal = nnx.initializers.normal(0.02)
-        self.time = nnx.Param(normal(rngs.params(), (3, dim)))
-        self.kind = nnx.Param(normal(rngs.params(), (2, dim)))
-        unit = nnx.initializers.normal(1.0)
+        self.position = Linear(size, dim, use_bias=False, rngs=rngs) if embed else None
+        small, unit = normal(0.02), normal(1.0)
+        self.time = nnx.Param(small(rngs.params(), (3, dim)))
+        self.kind = nnx.Param(small(rngs.params(), (2, dim)))
         shape = (scene.num_robot_points, _POINT_EMBEDDING_DIM)
         self.point_embedding = nnx.Param(unit(rngs.params(), shape))
         self.center = scene.center
@@ -130,7 +130,7 @@ class ReadOut(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim = config.latent_dim
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.norm = LayerNorm(dim, rngs=rngs)
         self.mlp = Mlp(dim, dim, 3 + config.feature_dim + config.carry, rngs=rngs)
         # Zero last layer: the untrained model copies the last state.
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])

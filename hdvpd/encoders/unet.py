@@ -7,14 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.array_typing import Float, JaxArray
+from hdvpd.layers import Conv, GroupNorm, Linear
 
 
 class ConvBlock(nnx.Module):
     """Two 3x3 convolutions, each with GroupNorm (8 groups) and GELU."""
 
     def __init__(self, in_channels: int, out_channels: int, *, rngs: nnx.Rngs):
-        conv = functools.partial(nnx.Conv, kernel_size=(3, 3), rngs=rngs)
-        norm = functools.partial(nnx.GroupNorm, out_channels, num_groups=8, rngs=rngs)
+        conv = functools.partial(Conv, kernel_size=(3, 3), rngs=rngs)
+        norm = functools.partial(GroupNorm, out_channels, num_groups=8, rngs=rngs)
         self.first, self.second = conv(in_channels, out_channels), conv(out_channels, out_channels)
         self.first_norm, self.second_norm = norm(), norm()
 
@@ -33,7 +34,7 @@ class UNet(nnx.Module):
         self.down = nnx.List([block(i, o) for i, o in zip(inputs, channels, strict=True)])
         pairs = list(zip(channels[1:], channels[:-1], strict=True))[::-1]
         self.up = nnx.List([block(deep + skip, skip) for deep, skip in pairs])
-        self.head = nnx.Linear(channels[0], feature_dim, rngs=rngs)
+        self.head = Linear(channels[0], feature_dim, rngs=rngs)
 
     def __call__(self, rgb: Float[JaxArray, "b h w 3"]) -> Float[JaxArray, "b h w c"]:
         """Return features of every pixel.

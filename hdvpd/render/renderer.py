@@ -15,6 +15,7 @@ from flax import nnx
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey
 from hdvpd.config import RenderConfig
 from hdvpd.host import Kernels
+from hdvpd.layers import LayerNorm, Linear
 from hdvpd.neighbors import Backend, Neighbors, knn
 from hdvpd.render.compositing import composite
 from hdvpd.render.kernels import annular_features, annular_sums
@@ -40,9 +41,9 @@ class NerfMlp(nnx.Module):
 
     def __init__(self, in_dim: int, config: RenderConfig, *, rngs: nnx.Rngs):
         widths = [in_dim] + [config.mlp_width] * config.mlp_depth
-        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
-        self.norm = nnx.LayerNorm(widths[-1], rngs=rngs)
-        self.out = nnx.Linear(widths[-1], 4, rngs=rngs)
+        self.hidden = nnx.List([Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
+        self.norm = LayerNorm(widths[-1], rngs=rngs)
+        self.out = Linear(widths[-1], 4, rngs=rngs)
         self.density_scale = config.density_scale
 
     def __call__(self, x: Float[JaxArray, "q d"]) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:

@@ -63,7 +63,8 @@ def create_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, 
     return graphdef, TrainState(
         step=zero,
         params=params,
-        opt_state=create_optimizer(config.train).init(params),
+        # One program: without jit, every shape's zeros are a program of their own.
+        opt_state=jax.jit(create_optimizer(config.train).init)(params),
         nonfinite_in_row=jnp.zeros((), jnp.int32),
         nonfinite_total=jnp.zeros((), jnp.int32),
     )

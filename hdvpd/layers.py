@@ -1,0 +1,83 @@
+"""The dense layers, convolutions and norms of flax, with initial values from few compiled programs.
+
+JAX compiles a draw for every shape anew, and slowly for kernels with many axes. Here numbers are
+drawn in a row, of a length out of few, and cut to shape on the host. They are those of flax's own
+initialisers: number i of a draw depends on the key and on i alone (`jax_threefry_partitionable`,
+JAX's default).
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from hdvpd.array_typing import PRNGKey
+
+# Standard deviation of a normal distribution cut at two of its own.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def lecun_normal(key: PRNGKey, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Draw a kernel of variance 1 / fan-in, from a normal distribution cut at two deviations."""
+    variance = np.asarray(1 / math.prod(shape[:-1]), dtype)
+    std = np.sqrt(variance) / np.asarray(_TRUNCATED_STD, dtype)
+    return _draw(_truncated_normal, key, shape, dtype, float(std))
+
+
+def normal(std: float) -> Callable[..., jax.Array]:
+    """Return the initialiser of a normal distribution."""
+    return lambda key, shape, dtype=jnp.float32: _draw(_normal, key, shape, dtype, std)
+
+
+def zeros(key: PRNGKey, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Return zeros; nothing is drawn."""
+    del key
+    return _on_device(np.zeros(shape, dtype))
+
+
+def ones(key: PRNGKey, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+    """Return ones; nothing is drawn."""
+    del key
+    return _on_device(np.ones(shape, dtype))
+
+
+Linear = functools.partial(nnx.Linear, kernel_init=lecun_normal, bias_init=zeros)
+Conv = functools.partial(nnx.Conv, kernel_init=lecun_normal, bias_init=zeros)
+LayerNorm = functools.partial(nnx.LayerNorm, scale_init=ones, bias_init=zeros)
+GroupNorm = functools.partial(nnx.GroupNorm, scale_init=ones, bias_init=zeros)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _truncated_normal(key: PRNGKey, length: int, dtype: Any) -> jax.Array:
+    return jax.random.truncated_normal(key, -2.0, 2.0, (length,), dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _normal(key: PRNGKey, length: int, dtype: Any) -> jax.Array:
+    return jax.random.normal(key, (length,), dtype)
+
+
+def _draw(
+    distribution: Callable[..., jax.Array],
+    key: PRNGKey,
+    shape: Sequence[int],
+    dtype: Any,
+    std: float,
+) -> jax.Array:
+    size = math.prod(shape)
+    row = distribution(key, 4 ** math.ceil(math.log(size, 4)), dtype)
+    scale = np.asarray(std, dtype)
+    if isinstance(row, Tracer):  # of a program, or for shapes only: there is nothing on the host
+        return row[:size].reshape(shape) * scale
+    return _on_device(np.asarray(row)[:size].reshape(shape) * scale)
+
+
+def _on_device(values: np.ndarray) -> jax.Array:
+    # A copy, because the train step donates its state and must own the buffers.
+    return jax.device_put(values, may_alias=False)
