@@ -264,6 +264,7 @@ class Train(Verb):
     def run(self, flags: Sequence[str]) -> int | None:
         """Train."""
         config, run_dir = self._resolve(flags)
+        _announce("training", run_dir)
 
         from hdvpd import train
 
@@ -285,6 +286,11 @@ class Train(Verb):
         if not file.is_file():
             raise UserError(f"{file} does not exist: name the experiment that the run began with.")
         return apply_overrides(read_toml(file), flags, source=str(file)), run
+
+
+def _announce(what: str, *runs: Path) -> None:
+    # The first word within the first second: the imports that follow take longer.
+    print(f"{what} {', '.join(map(str, runs))}: loading libraries, data and model ...", flush=True)
 
 
 def _find_run(resume: str, train: Train) -> Path:
@@ -340,6 +346,7 @@ class Evaluate(Verb):
         """Evaluate."""
         if not self.runs:
             raise UserError("hdvpd eval: name at least one run folder, for example runs/demo.")
+        _announce("evaluating", *self.runs)
 
         from hdvpd import eval as evaluation
 
@@ -456,6 +463,9 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 for success, 1 if a check failed, 2 for a mistake of the user.
     """
+    # XLA alarms at a program that takes minutes to compile, and asks for a bug report: ours are
+    # expected to, and the log says so. Errors reach Python as exceptions, whatever is logged.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         try:
             return _run(list(sys.argv[1:] if args is None else args))

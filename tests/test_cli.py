@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -56,6 +57,29 @@ def test_mistake_is_one_line_and_status_2(command: str, parts: list[str], capsys
     assert printed.err.startswith("hdvpd: ")
     for part in parts:
         assert part in printed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [("train debug --runs-dir r", "training r/debug"), ("eval runs/a b", "evaluating runs/a, b")],
+)
+def test_the_first_word_comes_before_the_slow_imports(command: str, first: str) -> None:
+    program = "import sys; sys.modules['jax'] = None; from hdvpd.__main__ import main; main()"
+    words = [sys.executable, "-c", program, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError: import of jax halted" in done.stderr
+    assert done.stdout == f"{first}: loading libraries, data and model ...\n"
+
+
+@pytest.mark.parametrize(("given", "level"), [(None, "3"), ("0", "0")])
+def test_alarms_of_the_compiler_are_left_out_unless_wanted(
+    given: str | None, level: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if given:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+    assert main(["--version"]) == 0
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == level
 
 
 def test_debug_shows_the_traceback(capsys: Captured) -> None:
