@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from hdvpd.config import Config
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
 from hdvpd.types import Batch
 

@@ -70,7 +70,7 @@ class Simulate(Verb):
 
     def run(self, flags: Sequence[str]) -> None:
         """Simulate."""
-        from hdvpd.data.bimanual import simulate
+        from hdvpd.data.simulation.bimanual import simulate
 
         simulate(
             self.out,
@@ -102,7 +102,7 @@ class Synthetic(Verb):
 
     def run(self, flags: Sequence[str]) -> None:
         """Write the data set."""
-        from hdvpd.data.synthetic import write_synthetic_dataset
+        from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 
         height, width = _parse_size(self.size)
         write_synthetic_dataset(

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from hdvpd.data.bimanual import simulate
-from hdvpd.data.bimanual_scene import CAMERAS, TASKS
+from hdvpd.data.simulation.bimanual import simulate
+from hdvpd.data.simulation.scene import CAMERAS, TASKS
 from hdvpd.data.store import Dataset
 from studies.classification import Examples, family_of, run_study
 from studies.outputs import make_folder

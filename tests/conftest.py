@@ -66,7 +66,7 @@ def debug_config() -> Config:
 @pytest.fixture(scope="session")
 def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Analytic scene with exact RGB-D and motion: 10 episodes (8 train, 1, 1) of 6 steps."""
-    from hdvpd.data.synthetic import write_synthetic_dataset
+    from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 
     path = tmp_path_factory.mktemp("data") / "synthetic"
     write_synthetic_dataset(path, episodes=10, steps=6, height=32, width=40, seed=0)

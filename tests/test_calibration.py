@@ -24,8 +24,8 @@ from hdvpd.data.calibration.mistakes import OPENGL_AXES, diagnose
 from hdvpd.data.calibration.recording import read_snapshot
 from hdvpd.data.calibration.report import diagnosis_lines, print_report
 from hdvpd.data.calibration.views import Moment, View, project, thin, world_points
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 48, 64

@@ -214,7 +214,7 @@ def test_eval_passes_runs_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_simulate_passes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hdvpd.data import bimanual
+    from hdvpd.data.simulation import bimanual
 
     calls: list = []
     monkeypatch.setattr(bimanual, "simulate", recorder(calls))

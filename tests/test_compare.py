@@ -19,8 +19,8 @@ from hdvpd import compare
 from hdvpd.__main__ import main as command
 from hdvpd.compare import PlannedRun, plan_runs
 from hdvpd.config import Config, SceneSpec
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import read_window
 from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.rollouts import make_compiler

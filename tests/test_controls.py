@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.data import synthetic
 from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_robot
 from hdvpd.errors import UserError

@@ -7,8 +7,8 @@ import pytest
 from data_tools import chunk_file, replace_array
 
 from hdvpd.data.inspect import contact_sheet, inspect
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 16, 20

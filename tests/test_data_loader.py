@@ -10,8 +10,8 @@ from data_tools import chunk_file
 
 from hdvpd.config import DataConfig
 from hdvpd.data.loader import Loader
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import WindowIndex, read_window
 from hdvpd.errors import UserError
 from hdvpd.types import Batch

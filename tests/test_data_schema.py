@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdvpd.data import schema, synthetic
+from hdvpd.data import schema
+from hdvpd.data.simulation import synthetic
 from hdvpd.errors import UserError
 
 FILE = Path("somewhere/dataset.json")

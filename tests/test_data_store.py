@@ -11,8 +11,8 @@ from data_tools import chunk_file, edit_json, replace_array
 
 from hdvpd.config import DataConfig
 from hdvpd.data import writer
+from hdvpd.data.simulation.synthetic import synthetic_episode, write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import synthetic_episode, write_synthetic_dataset
 from hdvpd.errors import UserError
 
 

@@ -10,7 +10,8 @@ from data_tools import edit_json, replace_array
 from scipy import stats
 
 from hdvpd.config import DataConfig
-from hdvpd.data import synthetic, writer
+from hdvpd.data import writer
+from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import (
     WindowIndex,

@@ -21,8 +21,8 @@ from hdvpd import metrics
 from hdvpd.__main__ import main as command
 from hdvpd.config import Config, EvalConfig
 from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import read_window
 from hdvpd.errors import UserError
 from hdvpd.evaluation import curves, episodes, rollouts

@@ -28,7 +28,6 @@ LONG_FILES = {
     "hdvpd.compare",
     "hdvpd.config",
     "hdvpd.data.calibration.mistakes",
-    "hdvpd.data.importers.base",
     "hdvpd.data.schema",
     "hdvpd.evaluation.comparison",
 }

@@ -15,10 +15,12 @@ import pytest
 
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
-from hdvpd.data import bimanual_clip, bimanual_scene, windows, writer
+from hdvpd.data import windows, writer
 from hdvpd.data.importers import FORMATS, base, conversions, driver, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
+from hdvpd.data.simulation import clip
+from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -265,21 +267,21 @@ def test_a_mimic_of_a_mimic_adds_both_offsets_wherever_it_stands():
 
 
 def test_kinematics_of_an_mjcf_equal_those_of_the_whole_model():
-    draw = bimanual_scene.draw_scene("can", np.random.default_rng(0))
-    text = bimanual_scene.scene_xml(draw, 24, 32)
+    draw = robot_scene.draw_scene("can", np.random.default_rng(0))
+    text = robot_scene.scene_xml(draw, 24, 32)
     joints = tuple(
         Joint(name, "m", "", {f"{name}_l": 1.0, f"{name}_r": 1.0})
         if name.endswith("grip")
         else Joint(name)
-        for name in bimanual_scene.joint_names()
+        for name in robot_scene.joint_names()
     )
     model = RobotModel(text, Path("scene.xml"), joints)
     values = np.random.default_rng(1).uniform(0.0, 0.04, (3, len(joints)))
     whole = mujoco.MjModel.from_xml_string(text)
-    states = bimanual_clip.with_joints(whole, np.tile(whole.qpos0, (3, 1)), values)
+    states = clip.with_joints(whole, np.tile(whole.qpos0, (3, 1)), values)
     names = [link.name for link in model.links]
     assert len(names) > 14
-    expected = bimanual_clip.frame_poses(whole, states, names)
+    expected = clip.frame_poses(whole, states, names)
     np.testing.assert_allclose(model.link_poses(values, np.eye(4)), expected, atol=1e-6)
 
 

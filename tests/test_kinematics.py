@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hdvpd.data import bimanual_scene, schema
+from hdvpd.data import schema
+from hdvpd.data.simulation import scene
 from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton, kinematic_points, point_grippers
 
 
@@ -72,7 +73,7 @@ def test_a_robot_of_single_links_has_no_points_between():
 
 
 def test_the_two_simulated_arms_have_84_points(tmp_path):
-    raw = bimanual_scene.robot_description()
+    raw = scene.robot_description()
     robot = schema.parse_robot(raw, tmp_path / "dataset.json")
     assert len(robot.links) == 28
     assert len(robot.joints) == 16

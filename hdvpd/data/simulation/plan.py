@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float
-from hdvpd.data.bimanual_scene import (
+from hdvpd.data.simulation.scene import (
     ARMS,
     BASES,
     HAND_OFFSET,

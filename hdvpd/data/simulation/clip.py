@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float, UInt8
-from hdvpd.data import bimanual_scene as scene
-from hdvpd.data.bimanual_plan import draw_plan, joint_path, within_reach
+from hdvpd.data.simulation import scene
+from hdvpd.data.simulation.plan import draw_plan, joint_path, within_reach
 from hdvpd.errors import UserError, how_to_install
 
 RATE_HZ = 2.0

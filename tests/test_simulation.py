@@ -20,8 +20,9 @@ import extras
 import numpy as np
 import pytest
 
-from hdvpd.data import bimanual, bimanual_clip, bimanual_plan, schema, writer
-from hdvpd.data import bimanual_scene as scene
+from hdvpd.data import schema, writer
+from hdvpd.data.simulation import bimanual, plan, scene
+from hdvpd.data.simulation import clip as clips
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -32,7 +33,7 @@ SIZE = (64, 96)
 
 def _rendering() -> str:
     try:
-        bimanual_clip.check_rendering()
+        clips.check_rendering()
     except UserError as error:
         return extras.reason("sim", str(error))
     return ""
@@ -43,12 +44,12 @@ needs_rendering = pytest.mark.skipif(bool(NO_RENDERING), reason=NO_RENDERING)
 
 
 @pytest.fixture(scope="module")
-def clip() -> bimanual_clip.Clip:
-    return bimanual_clip.simulate_clip("push", steps=20, size=SIZE, seed=(0, 0))
+def clip() -> clips.Clip:
+    return clips.simulate_clip("push", steps=20, size=SIZE, seed=(0, 0))
 
 
 @pytest.fixture(scope="module")
-def arrays(clip: bimanual_clip.Clip) -> dict[str, np.ndarray]:
+def arrays(clip: clips.Clip) -> dict[str, np.ndarray]:
     if NO_RENDERING:
         pytest.skip(NO_RENDERING)
     return clip.arrays()
@@ -59,10 +60,10 @@ def plan_of(task: str, seed: int) -> tuple[Any, np.ndarray]:
     for attempt in range(100):
         rng = np.random.default_rng([seed, attempt])
         draw = scene.draw_scene(task, rng)
-        plans = bimanual_plan.draw_plan(draw, 20, rng)
-        if bimanual_plan.within_reach(plans):
+        plans = plan.draw_plan(draw, 20, rng)
+        if plan.within_reach(plans):
             model = mujoco.MjModel.from_xml_string(scene.scene_xml(draw, *SIZE))
-            path = bimanual_plan.joint_path(model, plans)
+            path = plan.joint_path(model, plans)
             assert path is not None
             return model, path
     raise AssertionError("no plan within reach")
@@ -108,12 +109,12 @@ def forward_kinematics(joints: np.ndarray) -> dict[str, np.ndarray]:
 def test_link_poses_agree_with_a_product_of_transforms(clip, kind):
     links = tuple(scene.link_parents())
     assert len(links) == 28
-    joints = clip.states[:, bimanual_clip.joint_addresses(clip.model)]
+    joints = clip.states[:, clips.joint_addresses(clip.model)]
     states = clip.states
     if kind == "commanded":
         joints = clip.targets
-        states = bimanual_clip.with_joints(clip.model, states, joints)
-    poses = bimanual_clip.frame_poses(clip.model, states, links)
+        states = clips.with_joints(clip.model, states, joints)
+    poses = clips.frame_poses(clip.model, states, links)
     for frame in range(len(states)):
         expected = forward_kinematics(joints[frame])
         for k, name in enumerate(links):
@@ -130,8 +131,8 @@ def test_random_joints_too(clip):
     joints[:, [7, 15]] = rng.uniform(0.005, 0.05, (20, 2))
     states = np.repeat(clip.states[:1], 20, axis=0)
     links = tuple(scene.link_parents())
-    states = bimanual_clip.with_joints(clip.model, states, joints)
-    poses = bimanual_clip.frame_poses(clip.model, states, links)
+    states = clips.with_joints(clip.model, states, joints)
+    poses = clips.frame_poses(clip.model, states, links)
     for row, expected in zip(poses, map(forward_kinematics, joints), strict=True):
         for k, name in enumerate(links):
             assert np.abs(row[k] - expected[name]).max() < 1e-5, name
@@ -141,16 +142,16 @@ def test_random_joints_too(clip):
 
 
 def test_reach_rule_measures_shoulder_to_wrist():
-    def plans(distance: float) -> dict[str, bimanual_plan.ArmPlan]:
+    def plans(distance: float) -> dict[str, plan.ArmPlan]:
         shoulder, wrist_above_tool = np.array([-0.60, -0.33, 0.34]), 0.286
         far = shoulder + distance * np.array([0.6, 0.0, -0.8]) - [0, 0, wrist_above_tool]
         near = np.array([-0.1, 0.3, 0.24])
         openings = np.full(2, 0.03)
-        right = bimanual_plan.ArmPlan(np.stack([near * [1, -1, 1], far]), 0.0, openings)
-        return {"L": bimanual_plan.ArmPlan(np.stack([near, near]), 0.0, openings), "R": right}
+        right = plan.ArmPlan(np.stack([near * [1, -1, 1], far]), 0.0, openings)
+        return {"L": plan.ArmPlan(np.stack([near, near]), 0.0, openings), "R": right}
 
-    assert bimanual_plan.within_reach(plans(0.8099))
-    assert not bimanual_plan.within_reach(plans(0.8101))
+    assert plan.within_reach(plans(0.8099))
+    assert not plan.within_reach(plans(0.8101))
 
 
 @pytest.mark.parametrize("task", scene.TASKS)
@@ -177,21 +178,21 @@ def test_rounding_hides_what_differs_between_builds_of_linear_algebra(monkeypatc
     monkeypatch.setattr(np.linalg, "solve", almost)
     _, path = plan_of("can", 1)
     np.testing.assert_array_equal(path, expected)
-    monkeypatch.setattr(bimanual_plan, "TARGET_DIGITS", 17)
+    monkeypatch.setattr(plan, "TARGET_DIGITS", 17)
     _, unrounded = plan_of("can", 1)
     assert (unrounded != expected).any()
 
 
 def test_an_unreachable_way_point_is_refused_and_not_approximated():
     model, _ = plan_of("push", 0)
-    arm = bimanual_plan.ArmPlan(np.array([[0.5, 0.33, 0.3]]), 0.0, np.array([0.03]))
-    other = bimanual_plan.ArmPlan(np.array([[-0.05, -0.3, 0.24]]), 0.0, np.array([0.03]))
-    assert bimanual_plan.joint_path(model, {"L": arm, "R": other}) is None
+    arm = plan.ArmPlan(np.array([[0.5, 0.33, 0.3]]), 0.0, np.array([0.03]))
+    other = plan.ArmPlan(np.array([[-0.05, -0.3, 0.24]]), 0.0, np.array([0.03]))
+    assert plan.joint_path(model, {"L": arm, "R": other}) is None
 
 
 @pytest.mark.parametrize("yaw", np.linspace(-7, 7, 29).tolist())
 def test_easiest_yaw_is_a_half_turn_away_at_most_from_home(yaw):
-    chosen = bimanual_plan.easiest_yaw(yaw)
+    chosen = plan.easiest_yaw(yaw)
     assert abs(chosen - np.pi) <= np.pi / 2 + 1e-9
     assert np.sin(chosen - yaw) == pytest.approx(0, abs=1e-9)
 
@@ -201,13 +202,13 @@ def test_arms_that_touch_are_refused():
     start = np.array([[-0.05, 0.15, 0.24], [-0.05, 0.0, 0.24]])
     openings = np.full(2, 0.03)
     plans = {
-        "L": bimanual_plan.ArmPlan(start, 0.0, openings),
-        "R": bimanual_plan.ArmPlan(start * [1, -1, 1], 0.0, openings),
+        "L": plan.ArmPlan(start, 0.0, openings),
+        "R": plan.ArmPlan(start * [1, -1, 1], 0.0, openings),
     }
-    path = bimanual_plan.joint_path(model, plans)
+    path = plan.joint_path(model, plans)
     assert path is not None
-    assert bimanual_clip.run_physics(model, path) is None
-    assert bimanual_clip.run_physics(model, path[[0, 0]]) is not None
+    assert clips.run_physics(model, path) is None
+    assert clips.run_physics(model, path[[0, 0]]) is not None
 
 
 # --- physics: the recipe's numbers -------------------------------------------------------------
@@ -216,12 +217,12 @@ def test_arms_that_touch_are_refused():
 @pytest.mark.parametrize(("task", "tracking"), [("push", 0.018), ("can", 0.025), ("sweep", 0.042)])
 def test_objects_move_and_arms_follow_their_targets(task, tracking, long):
     for seed in range(12 if long else 2):
-        clip = bimanual_clip.simulate_clip(task, steps=20, size=SIZE, seed=(seed, 7))
-        joints = clip.states[:, bimanual_clip.joint_addresses(clip.model)]
+        clip = clips.simulate_clip(task, steps=20, size=SIZE, seed=(seed, 7))
+        joints = clip.states[:, clips.joint_addresses(clip.model)]
         lag = np.abs(joints[1:] - clip.targets[:-1])
         assert lag[:, [*range(7), *range(8, 15)]].max() < tracking
         assert lag[:, [7, 15]].max() < 0.014
-        poses = bimanual_clip.frame_poses(clip.model, clip.states, scene.object_names(task))
+        poses = clips.frame_poses(clip.model, clip.states, scene.object_names(task))
         place = poses[:, :, :3, 3]
         moved = np.linalg.norm(place[-1, :, :2] - place[0, :, :2], axis=-1).max()
         lifted = (place[..., 2] - place[:1, :, 2]).max()
@@ -229,7 +230,7 @@ def test_objects_move_and_arms_follow_their_targets(task, tracking, long):
         assert low < moved < high
         if task == "can":
             assert 0.10 < lifted < 0.24
-        assert bimanual_clip.is_reached(task, poses)
+        assert clips.is_reached(task, poses)
         # Nothing fell off the table.
         assert place[..., 2].min() > 0.0
 
@@ -248,7 +249,7 @@ def test_objects_move_and_arms_follow_their_targets(task, tracking, long):
 def test_success_means_a_moved_object_or_a_lifted_can(task, move, reached):
     poses = np.tile(np.eye(4, dtype=np.float32), (3, 2, 1, 1))
     poses[1:, 1, :3, 3] = move
-    assert bimanual_clip.is_reached(task, poses) is reached
+    assert clips.is_reached(task, poses) is reached
 
 
 # --- images ------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ def unproject(arrays: dict[str, np.ndarray], camera: str) -> np.ndarray:
     return (depth[..., None] * rays[None]) @ pose[:3, :3].T + pose[:3, 3]
 
 
-def table_pixels(clip: bimanual_clip.Clip, frame: int) -> np.ndarray:
+def table_pixels(clip: clips.Clip, frame: int) -> np.ndarray:
     """Which pixels of every camera show the table's top, by MuJoCo's own geom ids (v h w)."""
     data = mujoco.MjData(clip.model)
     data.qpos[:] = clip.states[frame]
@@ -418,7 +419,7 @@ def test_a_killed_worker_loses_nothing_and_workers_do_not_change_the_bytes(refer
     )
 
 
-_RUN = "from hdvpd.data import bimanual; import sys; bimanual.simulate(sys.argv[1], "
+_RUN = "from hdvpd.data.simulation import bimanual; import sys; bimanual.simulate(sys.argv[1], "
 _RUN += "episodes=4, steps=2, size=(24, 32), seed=5, workers=2)"
 
 
@@ -495,7 +496,7 @@ def test_a_data_set_of_ten_can_grow_and_equals_one_written_at_once(tmp_path, mon
         return number
 
     monkeypatch.setattr(bimanual, "_write_clip", write)
-    monkeypatch.setattr(bimanual_clip, "check_rendering", lambda: "")
+    monkeypatch.setattr(bimanual, "check_rendering", lambda: "")
     bimanual.simulate(tmp_path / "grown", episodes=10)
     bimanual.simulate(tmp_path / "grown", episodes=23)
     bimanual.simulate(tmp_path / "at-once", episodes=23)
@@ -510,7 +511,7 @@ def test_an_interrupt_says_what_is_kept_and_is_passed_on(tmp_path, monkeypatch, 
         return number
 
     monkeypatch.setattr(bimanual, "_write_clip", write)
-    monkeypatch.setattr(bimanual_clip, "check_rendering", lambda: "")
+    monkeypatch.setattr(bimanual, "check_rendering", lambda: "")
     with pytest.raises(KeyboardInterrupt):
         bimanual.simulate(tmp_path / "new", episodes=5)
     words = capsys.readouterr().out
@@ -557,7 +558,8 @@ def test_without_mujoco_the_remedy_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize("backend", ["nonsense", "disable"])
 def test_without_a_rendering_backend_the_remedy_is_named_once(tmp_path, backend):
     code = (
-        "from hdvpd.data import bimanual\nfrom hdvpd.errors import UserError\nimport sys\n"
+        "from hdvpd.data.simulation import bimanual\nfrom hdvpd.errors import UserError\n"
+        "import sys\n"
         "try:\n  bimanual.simulate(sys.argv[1], episodes=2, workers=2)\n"
         "except UserError as error:\n  print(error)"
     )

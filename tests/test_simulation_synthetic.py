@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.data.synthetic import write_synthetic_dataset
 from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 48, 64

@@ -15,8 +15,15 @@ import numpy as np
 import rich.console
 
 import hdvpd
-from hdvpd.data import bimanual_clip, episode_pool, schema, store, writer
-from hdvpd.data import bimanual_scene as scene
+from hdvpd.data import episode_pool, schema, store, writer
+from hdvpd.data.simulation import scene
+from hdvpd.data.simulation.clip import (
+    RATE_HZ,
+    check_rendering,
+    is_reached,
+    load_mujoco,
+    simulate_clip,
+)
 from hdvpd.errors import UserError
 
 
@@ -75,7 +82,7 @@ def simulate(
     done = set(writer.finished_episodes(job.out))
     missing = [n for n in range(episodes) if n not in done]
     if missing:
-        bimanual_clip.check_rendering()
+        check_rendering()
     _begin(job, complete=not missing)
     writer.clear_partial_episodes(job.out)
     console = rich.console.Console(soft_wrap=True, highlight=False)
@@ -103,9 +110,7 @@ def simulate(
 
 def _write_clip(job: _Job, number: int) -> int:
     task = job.task(number)
-    clip = bimanual_clip.simulate_clip(
-        task, steps=job.steps, size=job.size, seed=(job.seed, number)
-    )
+    clip = simulate_clip(task, steps=job.steps, size=job.size, seed=(job.seed, number))
     arrays = clip.arrays()
     colors = (clip.draw.colors * 255).round().astype(int).tolist()
     names = scene.object_names(task)
@@ -114,7 +119,7 @@ def _write_clip(job: _Job, number: int) -> int:
         "task": task,
         "seed": job.seed,
         "split": schema.split_of(number, job.episodes),
-        "success": bimanual_clip.is_reached(task, arrays["truth/object_to_world"]),
+        "success": is_reached(task, arrays["truth/object_to_world"]),
         "joint_positions_source": "measured",
         "joint_targets_source": "commanded",
         "objects": [{"name": name, "rgb": rgb} for name, rgb in zip(names, colors, strict=False)],
@@ -125,7 +130,7 @@ def _write_clip(job: _Job, number: int) -> int:
 
 
 def _describe(job: _Job) -> dict[str, Any]:
-    mujoco = bimanual_clip.load_mujoco()
+    mujoco = load_mujoco()
     height, width = job.size
     camera = {
         "height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
@@ -138,7 +143,7 @@ def _describe(job: _Job) -> dict[str, Any]:
     return {
         "format": schema.FORMAT,
         "version": schema.VERSION,
-        "rate_hz": bimanual_clip.RATE_HZ,
+        "rate_hz": RATE_HZ,
         "licence": "CC0-1.0",
         "cameras": dict.fromkeys(scene.CAMERAS, camera),
         "robot": scene.robot_description(),
