@@ -16,15 +16,16 @@ import jax.numpy as jnp
 from timing import analytic_batch, peak_gib
 
 from hdvpd.allocator import keep_freed_memory
+from hdvpd.commands.flags import read_flags
 from hdvpd.experiments import load_config
 from hdvpd.training.step import create_train_state, make_train_step
 
 
-def measure(experiment: str, overrides: list[str], steps: int, keep: bool) -> dict[str, float]:
+def measure(experiment: str, flags: list[str], steps: int, keep: bool) -> dict[str, float]:
     """Return seconds per training step after compilation, and peak memory [GiB]."""
     if keep:
         keep_freed_memory()
-    config = load_config(experiment, overrides)
+    config = load_config(experiment, read_flags(flags))
     dataset, batch = analytic_batch(config)
     batch = jax.tree.map(jnp.asarray, batch)
     graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
@@ -45,10 +46,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--one", choices=("default", "kept"), help=argparse.SUPPRESS)
-    arguments, overrides = parser.parse_known_args()
+    arguments, flags = parser.parse_known_args()
     if arguments.one:
         keep = arguments.one == "kept"
-        print(json.dumps(measure(arguments.experiment, overrides, arguments.steps, keep)))
+        print(json.dumps(measure(arguments.experiment, flags, arguments.steps, keep)))
         return
     best: dict[str, float] = {}
     for _ in range(arguments.rounds):

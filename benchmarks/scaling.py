@@ -29,9 +29,11 @@ IMAGE = (96, 128)
 
 def measure(num_particles: int) -> dict[str, float]:
     """Return seconds of encoder, one dynamics step and one small image, and peak memory [GiB]."""
-    overrides = ["--model.num-particles", str(num_particles), "--train.batch-size", "1"]
-    overrides += ["--train.horizon", "1", "--train.no-remat"]
-    overrides += ["--data.height", str(HEIGHT), "--data.width", str(WIDTH)]
+    overrides = {
+        "model": {"num_particles": num_particles},
+        "train": {"batch_size": 1, "horizon": 1, "remat": False},
+        "data": {"height": HEIGHT, "width": WIDTH},
+    }
     config = load_config("paper", overrides)
     dataset, batch = analytic_batch(config)
     window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)

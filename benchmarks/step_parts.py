@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from timing import analytic_batch, best_of, peak_gib
 
 from hdvpd.allocator import keep_freed_memory
+from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
 from hdvpd.errors import UserError
@@ -129,11 +130,9 @@ def main() -> None:
     parser.add_argument("experiment", nargs="?", default="paper")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only-step", action="store_true", help="skip the parts")
-    arguments, overrides = parser.parse_known_args()
+    arguments, flags = parser.parse_known_args()
     keep_freed_memory()  # as `hdvpd train` does
-    if not any(word.startswith("--train.batch-size") for word in overrides):
-        overrides += ["--train.batch-size", "1"]
-    config = load_config(arguments.experiment, overrides)
+    config = load_config(arguments.experiment, read_flags(["--train.batch-size", "1", *flags]))
     dataset, batch = analytic_batch(config)
     scene = dataset.scene_spec(config.data)
     batch = jax.tree.map(jnp.asarray, batch)

@@ -42,7 +42,7 @@ from hdvpd.evaluation.curves import REFERENCE, Scores, plain_numbers, to_json, t
 from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
-from hdvpd.experiments import load_config
+from hdvpd.experiments import Tables, load_config
 from hdvpd.members import COMPARED, MEMBERS, with_member
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 from hdvpd.training.files import write_text
@@ -78,7 +78,7 @@ def main(
     out: Path,
     members: Sequence[str] = COMPARED,
     num_seeds: int = 3,
-    flags: Sequence[str] = (),
+    overrides: Tables | None = None,
 ) -> None:
     """Train what is not yet trained, score what is not yet scored, and write the comparison.
 
@@ -87,14 +87,14 @@ def main(
       out: folder of the results; the runs are in its folder `runs`.
       members: names of members.
       num_seeds: runs per member, with the seeds from `train.seed` on.
-      flags: the configuration's flags, for every run.
+      overrides: what to change of the experiment, as tables, for every run.
 
     Raises:
       UserError: there is no such member, or a run in the folder was made otherwise than asked for.
       SystemExit: after a signal, with everything saved.
     """
     keep_freed_memory()
-    runs = plan_runs(load_config(experiment, flags), members, num_seeds, out / "runs")
+    runs = plan_runs(load_config(experiment, overrides), members, num_seeds, out / "runs")
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))

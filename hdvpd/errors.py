@@ -1,5 +1,8 @@
 """The one exception that users see without a traceback, and a remedy that many share."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake its reader can fix.
@@ -12,3 +15,8 @@ class UserError(Exception):
 def how_to_install(extra: str) -> str:
     """Say how the packages of an extra come in: hdvpd is on no package index, so from its clone."""
     return f"in the clone, run: pip install -c constraints.txt -e '.[{extra}]'"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the known name that a wrong one most probably meant, if any is near."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)

@@ -36,7 +36,7 @@ from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
-from hdvpd.experiments import apply_overrides, to_toml
+from hdvpd.experiments import Tables, apply_overrides, to_toml
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import load_model
 
@@ -91,7 +91,7 @@ def main(
     out: Path | None = None,
     steps: int | None = None,
     checkpoint_step: int | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Tables | None = None,
 ) -> None:
     """Evaluate one run into its own folder, or several into one folder with a joint plot.
 
@@ -100,7 +100,7 @@ def main(
       out: folder of the results; None is `RUN/eval`, with the report in `RUN/report`.
       steps: predicted frames per rollout; None takes the runs' `eval.num_steps`.
       checkpoint_step: which checkpoint; None takes each run's newest sound one.
-      overrides: flags such as `["--eval.num-episodes", "4"]`, for every run.
+      overrides: such as `{"eval": {"num_episodes": 4}}`, for every run.
 
     Raises:
       UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
@@ -113,7 +113,8 @@ def main(
             "--out runs/comparison."
         )
     if steps is not None:
-        overrides = (*overrides, "--eval.num-steps", str(steps))
+        given = overrides or {}
+        overrides = {**given, "eval": {**given.get("eval", {}), "num_steps": steps}}
     first = next(iter(folders.values()))
     target = first / "eval" if out is None else out
     report = (first if out is None else out) / "report" / "index.html"
@@ -121,7 +122,7 @@ def main(
         ready = {}
         for name, folder in folders.items():
             file = str(folder / "config.toml")
-            configure = functools.partial(apply_overrides, overrides=overrides, source=file)
+            configure = functools.partial(apply_overrides, overrides=overrides or {}, source=file)
             ready[name] = prepare(folder, checkpoint_step, configure)
         require_same_frames(ready)
         evaluations = {name: evaluate(name, run) for name, run in ready.items()}

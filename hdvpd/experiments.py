@@ -1,24 +1,24 @@
 """Find, read, override and write experiments.
 
 An experiment is a TOML file that states only how it differs from the defaults of
-`hdvpd.config`. Values are read in this order: defaults, file, flags of the command line. Files
-and flags go through the same checks, and a mistake in either is one `UserError` that names the
-file or flag, the key, the value and the nearest valid key.
+`hdvpd.config`. Values are read in this order: defaults, file, overrides. Overrides are tables like
+those of a file, made of the command line's flags or written by hand; both go through the same
+checks, and a mistake in either is one `UserError` that names the file, the key, the value and the
+nearest valid key.
 """
 
 import dataclasses
-import difflib
 import importlib.resources
 import json
 import logging
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hdvpd.config import Config
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, nearest
 
 
 def _flat_types() -> dict[str, Any]:
@@ -33,6 +33,8 @@ def _flat_types() -> dict[str, Any]:
 KEY_TYPES: Mapping[str, Any] = _flat_types()
 """Every key of the configuration, dotted, with its type."""
 
+Tables = Mapping[str, Any]
+"""Values by section and key, such as `{"train": {"num_steps": 2}}`."""
 
 RENAMED: Mapping[str, str] = {}
 """Keys of earlier versions that are called otherwise now; files and flags may use either name."""
@@ -77,7 +79,7 @@ def find_experiment(name_or_path: str) -> Path:
         return path
     names = experiment_names()
     if name_or_path not in names:
-        near = _nearest(name_or_path, names)
+        near = nearest(name_or_path, names)
         hint = f"; did you mean {near!r}?" if near else "."
         raise UserError(
             f"no experiment is called {name_or_path!r}: give one of {', '.join(names)} or the path "
@@ -86,12 +88,12 @@ def find_experiment(name_or_path: str) -> Path:
     return names[name_or_path]
 
 
-def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
-    """Read an experiment and apply the flags of the command line.
+def load_config(name_or_path: str, overrides: Tables | None = None) -> Config:
+    """Read an experiment.
 
     Args:
       name_or_path: name of an experiment that comes with hdvpd, or path of a TOML file.
-      overrides: flags with their values, such as `["--model.num-particles", "512"]`.
+      overrides: what to change of it, such as `{"model": {"num_particles": 512}}`.
 
     Returns:
       The checked configuration.
@@ -100,7 +102,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: a key, a type, a value or a combination is not possible.
     """
     path = find_experiment(name_or_path)
-    return _build(_read_values(path), _parse_overrides(overrides), source=str(path))
+    return _build(_read_values(path), _values(overrides or {}), source=str(path))
 
 
 def read_toml(path: Path | str) -> Config:
@@ -118,14 +120,12 @@ def read_toml(path: Path | str) -> Config:
     return _build(_read_values(Path(path)), {}, source=str(path))
 
 
-def apply_overrides(
-    config: Config, overrides: Sequence[str], *, source: str = "configuration"
-) -> Config:
-    """Change a configuration by flags of the command line.
+def apply_overrides(config: Config, overrides: Tables, *, source: str = "configuration") -> Config:
+    """Change a configuration.
 
     Args:
       config: the configuration to start from.
-      overrides: flags with their values, such as `["--eval.num-steps", "24"]`.
+      overrides: what to change, such as `{"eval": {"num_steps": 24}}`.
       source: where `config` came from, for messages.
 
     Returns:
@@ -134,7 +134,7 @@ def apply_overrides(
     Raises:
       UserError: a key, a type, a value or a combination is not possible.
     """
-    return _build(flatten(config), _parse_overrides(overrides), source=source)
+    return _build(flatten(config), _values(overrides), source=source)
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -158,42 +158,6 @@ def section_toml(section: Any) -> list[str]:
     ]
 
 
-def split_overrides(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate the configuration's flags from the rest of a command line.
-
-    A flag with a dot in its name belongs to the configuration. It takes one word, a list every
-    word up to the next flag, a switch none (`--train.remat`, `--train.no-remat`). The order of
-    flags and other words does not matter, except that a list takes all words after it.
-
-    Args:
-      args: the words after the verb.
-
-    Returns:
-      The other words, and the configuration's flags with their values.
-
-    Raises:
-      UserError: a dotted flag is not a key of the configuration.
-    """
-    rest: list[str] = []
-    overrides: list[str] = []
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        name, equals, _ = word.partition("=")
-        if not (name.startswith("--") and "." in name):
-            rest.append(word)
-            continue
-        overrides.append(word)
-        kind = KEY_TYPES[_flag_key(name)[0]]
-        if kind is bool or (equals and get_origin(kind) is not tuple):
-            continue
-        while words and not words[0].startswith("--"):
-            overrides.append(words.pop(0))
-            if get_origin(kind) is not tuple:
-                break
-    return rest, overrides
-
-
 def nearest_key(name: str) -> str | None:
     """Find the key that a wrong one most probably meant.
 
@@ -207,15 +171,11 @@ def nearest_key(name: str) -> str | None:
     last = name.rpartition(".")[2]
     if last in by_last:
         same = [key for key in KEY_TYPES if key.endswith(f".{last}")]
-        return _nearest(name, same) or same[0]
-    near = _nearest(name, KEY_TYPES)
-    if near is None and (near := _nearest(last, by_last)) is not None:
+        return nearest(name, same) or same[0]
+    near = nearest(name, KEY_TYPES)
+    if near is None and (near := nearest(last, by_last)) is not None:
         near = by_last[near]
     return near
-
-
-def _nearest(name: str, names: Mapping[str, Any] | Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
 
 
 def _get(config: Config, key: str) -> Any:
@@ -230,87 +190,35 @@ def _read_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: this is not valid TOML: {error}.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    return _values(tables, f"{path}: ")
+
+
+def _values(tables: Tables, source: str = "") -> dict[str, Any]:
+    """Return checked values by dotted key; `source`, if it is a file, begins the messages."""
     values: dict[str, Any] = {}
     for section, table in tables.items():
         # A key outside any table, or a value where a table belongs, is named like any other key.
-        entries = {f"{section}.{k}": v for k, v in table.items()} if isinstance(table, dict) else {}
+        inner = table if isinstance(table, Mapping) else {}
+        entries = {f"{section}.{key}": value for key, value in inner.items()}
         for given, value in (entries or {section: table}).items():
             key = RENAMED.get(given, given)
+            found = f"{source}{given} = {_shown(value)}"
+            if key in REMOVED and not source:
+                raise UserError(f"{found}: there is no such key any more: {REMOVED[key]}.")
             if key in REMOVED:
                 # Every run of an earlier version has it in its config.toml.
-                logging.getLogger("hdvpd").warning(
-                    "%s: %s is left out: %s.", path, key, REMOVED[key]
-                )
+                text = "%s%s is left out: %s."
+                logging.getLogger("hdvpd").warning(text, source, key, REMOVED[key])
             elif key in KEY_TYPES:
-                values[key] = _checked(KEY_TYPES[key], value, f"{path}: {key} = {_shown(value)}")
+                values[key] = _checked(KEY_TYPES[key], value, found)
             elif not (key in _SECTIONS and value == {}):
-                raise _unknown(f"{path}: unknown key {key} = {_shown(value)}", nearest_key(key))
+                near = nearest_key(key)
+                remedy = f"the nearest valid key is {near}" if near else "see docs/experiments.md"
+                raise UserError(f"{source}unknown key {key} = {_shown(value)}; {remedy}.")
     return values
 
 
 _SECTIONS = frozenset(key.partition(".")[0] for key in KEY_TYPES)
-
-
-def _unknown(found: str, near: str | None) -> UserError:
-    remedy = f"the nearest valid key is {near}" if near else "`hdvpd train --help` lists the keys"
-    return UserError(f"{found}; {remedy}.")
-
-
-def _flag_key(flag: str) -> tuple[str, bool]:
-    """Return the key of a flag, and False when the flag switches it off."""
-    key = flag.removeprefix("--").replace("-", "_")
-    key = RENAMED.get(key, key)
-    if key in REMOVED:
-        raise UserError(f"{flag}: there is no such flag any more, leave it out: {REMOVED[key]}.")
-    if key in KEY_TYPES:
-        return key, True
-    section, _, name = key.partition(".")
-    positive = f"{section}.{name.removeprefix('no_')}"
-    if name.startswith("no_") and KEY_TYPES.get(positive) is bool:
-        return positive, False
-    near = nearest_key(key)
-    raise _unknown(f"{flag}: unknown flag", near and "--" + near.replace("_", "-"))
-
-
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    words = list(overrides)
-    while words:
-        flag, equals, text = words.pop(0).partition("=")
-        if not flag.startswith("--"):
-            raise UserError(f"{flag}: unexpected word; flags look like --train.seed 1.")
-        key, positive = _flag_key(flag)
-        texts = [text] if equals else []
-        while words and not words[0].startswith("--"):
-            texts.append(words.pop(0))
-        found = " ".join([flag, *texts])
-        if KEY_TYPES[key] is bool:
-            if texts:
-                raise UserError(f"{found}: a switch takes no value; use --X.Y or --X.no-Y.")
-            values[key] = positive
-        else:
-            values[key] = _checked(KEY_TYPES[key], _from_words(KEY_TYPES[key], texts, found), found)
-    return values
-
-
-def _from_words(kind: Any, texts: Sequence[str], found: str) -> Any:
-    if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        values = [_from_word(item, text) for text in texts]
-        if None in values:
-            raise UserError(f"{found}: expected {_expected(item)} per word, words apart by spaces.")
-        return values
-    if len(texts) != 1 or (value := _from_word(kind, texts[0])) is None:
-        raise UserError(f"{found}: expected {_expected(kind)}.")
-    return value
-
-
-def _from_word(kind: Any, text: str) -> Any:
-    """Return the word's value, or None when it is not a number but should be."""
-    try:
-        return kind(text) if kind in (int, float) else text
-    except ValueError:
-        return None
 
 
 def _checked(kind: Any, value: Any, found: str) -> Any:
@@ -325,7 +233,7 @@ def _checked(kind: Any, value: Any, found: str) -> Any:
         raise UserError(f"{found}: expected a finite number.")
     if isinstance(kind, type) and type(value) is kind:
         return value
-    near = _nearest(str(value), get_args(kind)) if get_origin(kind) is Literal else None
+    near = nearest(str(value), get_args(kind)) if get_origin(kind) is Literal else None
     hint = f"; the nearest is {near!r}" if near else ""
     raise UserError(f"{found}: expected {_expected(kind)}{hint}.")
 
@@ -340,7 +248,6 @@ def _expected(kind: Any) -> str:
 
 def _build(values: Mapping[str, Any], overrides: Mapping[str, Any], *, source: str) -> Config:
     merged = {**values, **overrides}
-    flags = " ".join("--" + key.replace("_", "-") for key in overrides)
     try:
         sections = {
             field.name: field.type(  # type: ignore[operator]
@@ -354,7 +261,8 @@ def _build(values: Mapping[str, Any], overrides: Mapping[str, Any], *, source: s
         }
         return Config(**sections)
     except UserError as error:
-        raise UserError(f"{source}{' with ' + flags if flags else ''}: {error}") from error
+        changed = ", ".join(f"{key} = {_shown(value)}" for key, value in overrides.items())
+        raise UserError(f"{source}{' with ' + changed if changed else ''}: {error}") from error
 
 
 def _shown(value: Any) -> str:

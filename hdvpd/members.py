@@ -1,10 +1,9 @@
 """The members of the comparison: models that differ in their dynamics and in nothing else."""
 
-import difflib
 from collections.abc import Mapping
 
 from hdvpd.config import Config
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, nearest
 from hdvpd.experiments import apply_overrides
 
 MEMBERS: Mapping[str, Mapping[str, str | int]] = {
@@ -39,12 +38,7 @@ def with_member(config: Config, member: str) -> Config:
       UserError: there is no such member, or the configuration has no place for it.
     """
     if member not in MEMBERS:
-        near = difflib.get_close_matches(member, MEMBERS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"the members are {', '.join(MEMBERS)}."
+        near = nearest(member, MEMBERS)
+        hint = f"did you mean {near!r}?" if near else f"the members are {', '.join(MEMBERS)}."
         raise UserError(f"there is no member {member!r}; {hint}")
-    flags = [
-        word
-        for key, value in MEMBERS[member].items()
-        for word in (f"--model.{key.replace('_', '-')}", str(value))
-    ]
-    return apply_overrides(config, flags, source=f"member {member}")
+    return apply_overrides(config, {"model": MEMBERS[member]}, source=f"member {member}")

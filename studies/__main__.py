@@ -1,16 +1,15 @@
 """`python -m studies NAME --out DIR`: run one study."""
 
 import importlib
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, Union
+from typing import Annotated, Generic, TypeVar
 
 import tyro
 
-from hdvpd.commands.base import AbstractCommand, run_command
+from hdvpd.commands.base import AbstractCommand, Program
 from hdvpd.errors import UserError
 from studies.settings import (
     ExpressivitySettings,
@@ -63,6 +62,13 @@ class Study(AbstractCommand, Generic[Settings]):
         module.main(self.out, self.settings)
 
 
+PROGRAM = Program(
+    name="python -m studies",
+    description="Experiments about masks, walks and masked attention, by themselves.",
+    commands={name: Study[kind] for name, kind in STUDIES.items()},
+)
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -72,17 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 for success, 2 for a mistake of the user.
     """
-    return run_command(
-        Union[tuple(_named(name, kind) for name, kind in STUDIES.items())],  # noqa: UP007
-        sys.argv[1:] if args is None else args,
-        prog="python -m studies",
-        description="Experiments about masks, walks and masked attention, by themselves.",
-    )
-
-
-def _named(name: str, kind: type) -> Any:
-    study = Study[kind]  # type: ignore[valid-type]
-    return Annotated[study, tyro.conf.subcommand(name, description=inspect.getdoc(kind))]
+    return PROGRAM.run(sys.argv[1:] if args is None else args)
 
 
 if __name__ == "__main__":

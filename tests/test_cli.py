@@ -1,62 +1,114 @@
+import dataclasses
+import inspect
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from hdvpd import __main__ as cli
-from hdvpd.__main__ import VERBS, main
-from hdvpd.demo import run_demo, simulation_flags, summary
+from hdvpd.__main__ import HDVPD, main
+from hdvpd.commands.base import AbstractCommand, Group, Program
+from hdvpd.commands.data import Format
+from hdvpd.commands.demo import PHASES, Demo, simulation_flags, summary
+from hdvpd.commands.evaluate import Evaluate
+from hdvpd.commands.flags import config_flags, flag_words, read_flags, understood
+from hdvpd.commands.train import Train
+from hdvpd.config import EvalConfig
 from hdvpd.errors import UserError
-from hdvpd.experiments import load_config, to_toml
+from hdvpd.experiments import KEY_TYPES, flatten, load_config, to_toml
 
 Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parent.parent
+
+
+def verbs() -> Iterator[tuple[str, type[AbstractCommand]]]:
+    """Yield every verb as it is typed, and its class."""
+    for name, kind in HDVPD.commands.items():
+        if isinstance(kind, Group):
+            yield from ((f"{name} {second}", inner) for second, inner in kind.commands.items())
+        else:
+            yield name, kind
+
+
+VERBS = dict(verbs())
+
+
+def example(kind: type[AbstractCommand]) -> str:
+    """Return the command in a verb's docstring."""
+    (found,) = re.findall(r"^Example: (.*)$", inspect.getdoc(kind) or "", re.MULTILINE)
+    return found
 
 
 def run(command: str) -> int:
     return main(command.split())
 
 
+def words_of(text: str) -> str:
+    """Undo the frame and the folding of tyro's boxes."""
+    return " ".join(text.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
-        ("fly", ["no verb 'fly'"]),
-        ("trian demo", ["no verb 'trian'", "did you mean `hdvpd train`?"]),
-        ("data simluate --out x", ["did you mean `hdvpd data simulate`?"]),
-        ("data", ["data simulate", "data inspect"]),
+        (
+            "fly",
+            ["no command 'fly'", "data, model, train, eval, compare, demo and"],
+        ),
+        ("trian demo", ["no command 'trian'", "did you mean `hdvpd train`?"]),
+        ("data simluate --out x", ["no command 'simluate'", "did you mean `hdvpd data simulate`?"]),
         ("train", ["name an experiment"]),
         ("train demoo", ["'demoo'", "did you mean 'demo'?"]),
         ("train demo more", ["Unrecognized options: more"]),
-        ("train demo --nmae x", ["unknown flag --nmae", "--name"]),
-        ("train demo --num-particles 3", ["unknown flag --num-particles", "--model.num-particles"]),
-        ("train demo --model.num-particle 3", ["--model.num-particle:", "--model.num-particles"]),
-        ("train demo --model.num-particles x", ["--model.num-particles x", "expected an integer"]),
-        ("train demo --model.num-heads 7", ["demo.toml with --model.num-heads", "latent_dim"]),
+        ("train demo --nmae x", ["Unrecognized options: --nmae", "--name RUN"]),
+        ("train demo --num-particles 3", ["--num-particles, 3", "--model.num-particles INT"]),
+        ("train demo --model.num-particle 3", ["--model.num-particle,", "--model.num-particles"]),
+        ("train demo --model.num-particles x", ["--model.num-particles: ", "'x'"]),
+        ("train demo --model.local gfr", ["'gfr'", "--model.local", "'rwgnk', 'diffusion'"]),
+        ("train demo --render.far nan", ["render.far = nan", "finite"]),
+        ("train demo --model.num-heads 7", ["demo.toml with model.num_heads = 7", "latent_dim"]),
         ("train demo --step x", ["--step", "'x'"]),
-        ("train --resume nowhere", ["nowhere/config.toml does not exist"]),
+        ("train --resume nowhere", ["no run to resume at 'nowhere'", "runs, which holds"]),
         ("train --resume auto", ["name an experiment"]),
         ("train --resume auto --name nowhere", ["nowhere/config.toml does not exist"]),
         ("eval", ["name at least one run"]),
         ("eval runs/demo --step", ["Missing value", "--step"]),
-        ("data simulate", ["Missing", "--out DIR"]),
-        ("data simulate --out x --size 96", ["--size 96", "96x128"]),
-        ("data simulate --out x --size 0x128", ["--size 0x128", "96x128"]),
-        ("data simulate --out x --train.seed 1", ["unknown flag --train.seed", "--"]),
-        ("doctor --fast", ["unknown flag --fast"]),
+        ("eval runs/demo --model.num-layers 3", ["Unrecognized", "--model.num-layers"]),
+        ("data simulate", ["Missing from hdvpd data simulate", "--out DIR"]),
+        ("data simulate --out x --size 96", ["--size: 96 should be", "96x128"]),
+        ("data simulate --out x --size 0x128", ["--size: 0x128 should be", "96x128"]),
+        ("data simulate --out x --train.seed 1", ["Unrecognized", "--train.seed"]),
+        ("data import foo bar", ["invalid choice 'foo'", "'folder', 'lerobot', 'robotwin'"]),
+        ("doctor --fast", ["Unrecognized options: --fast"]),
+        ("study grf --out x", ["python -m studies"]),
     ],
 )
-def test_mistake_is_one_line_and_status_2(command: str, parts: list[str], capsys: Captured) -> None:
+def test_mistake_is_one_message_and_status_2(
+    command: str, parts: list[str], capsys: Captured
+) -> None:
     assert run(command) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("hdvpd: ")
+    assert "Traceback" not in printed.err
+    assert len(printed.err.splitlines()) < 15
+    assert "hdvpd: hdvpd" not in printed.err
     for part in parts:
-        assert part in printed.err
+        assert part in words_of(printed.err)
+
+
+def test_runs_there_are_listed_for_a_wrong_one(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("")
+    assert main(["train", "--resume", "third", "--runs-dir", str(tmp_path)]) == 2
+    assert "which holds first, second" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -94,55 +146,167 @@ def test_a_mistake_in_a_file_reaches_the_user(tmp_path: Path, capsys: Captured) 
     assert f"{path}: unknown key model.num_particle = 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", list(VERBS))
-def test_help_begins_with_a_working_example(name: str, capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*name.split(), "--help"])
-    assert stop.value.code == 0
+@pytest.mark.parametrize("name", VERBS)
+def test_help_shows_a_working_example_before_the_flags(name: str, capsys: Captured) -> None:
+    assert main([*name.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    example = VERBS[name].example
-    before, _, after = text.partition("Example:\n")
-    assert "options ─" not in before
-    assert after.startswith(f"  {example}\n")
-    words = example.split()
-    assert words[0] == "hdvpd"
-    verb, rest = cli._find_verb(words[1:])
-    assert verb == name
-    command, _ = cli._parse(verb, rest)
-    assert isinstance(command, VERBS[name])
+    shown = example(VERBS[name])
+    assert f"Example: {shown}\n" in text[: text.index("show this help")]
+    for field in dataclasses.fields(VERBS[name]):
+        assert (
+            f"--{field.name.replace('_', '-')}" in text
+            or "Positional" in str(field.type)
+            or (field.name == "config")
+        )
+    program, *words = shlex.split(shown)
+    assert program == "hdvpd"
+    assert type(HDVPD.parse(words)) is VERBS[name]
 
 
-def test_help_of_train_explains_the_configuration(capsys: Captured) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    text = capsys.readouterr().out
-    assert "--model.num-particles INT" in text
-    assert "Particles per time step (paper)" in text
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("", "doctor"),
+        ("help", "doctor"),
+        ("help train", "--model.num-particles INT"),
+        ("data", "synthetic"),
+        ("data --help", "synthetic"),
+        ("help data", "synthetic"),
+        ("model", "summary"),
+        ("model --help", "summary"),
+        ("study --help", "python -m studies"),
+        ("train --help", "Particles per time step (paper). (default: 32768)"),
+    ],
+)
+def test_help_is_no_mistake(words: str, shown: str, capsys: Captured) -> None:
+    assert run(words) == 0
+    printed = capsys.readouterr()
+    assert shown in words_of(printed.out)
+    assert printed.err == ""
 
 
-def test_overview_and_version(capsys: Captured) -> None:
-    assert main([]) == 0
-    text = capsys.readouterr().out
-    for name, verb in VERBS.items():
-        assert f"hdvpd {name}" in text
-        assert verb.example in text
+def offered(command: str, capsys: Captured) -> set[str]:
+    """Return the keys of the configuration among the flags in a verb's help."""
+    assert run(f"{command} --help") == 0
+    flags = re.findall(r"--([a-z]+\.[a-z0-9-]+)", capsys.readouterr().out)
+    return {flag.replace("-", "_") for flag in flags} & KEY_TYPES.keys()
+
+
+def test_help_lists_the_keys_that_are_accepted(capsys: Captured) -> None:
+    assert offered("train", capsys) == set(KEY_TYPES)
+    assert offered("compare", capsys) == set(KEY_TYPES)
+    evaluated = {f"eval.{field.name}" for field in dataclasses.fields(EvalConfig)}
+    data = {f"data.{name}" for name in ("path", "cameras", "num_workers", "prefetch")}
+    assert offered("eval", capsys) == evaluated | data
+    summarised = offered("model summary", capsys)
+    assert {"model.num_layers", "render.mlp_width", "train.batch_size"} <= summarised
+    assert not {key for key in summarised if key.startswith("eval.")}
+    assert "train.learning_rates" not in summarised
+
+
+def test_version(capsys: Captured) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("hdvpd 0.")
 
 
-@pytest.mark.parametrize(("words", "status"), [("study grf --out x", 2), ("study --help", 0)])
-def test_studies_are_found_where_they_went(words: str, status: int, capsys: Captured) -> None:
-    assert run(words) == status
-    assert "python -m studies" in capsys.readouterr().out
+def test_shells_complete_verbs_and_flags(tmp_path: Path) -> None:
+    script = tmp_path / "hdvpd.bash"
+    command = [sys.executable, "-m", "hdvpd", "--tyro-print-completion", "bash"]
+    script.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    def completed(*words: str) -> list[str]:
+        typed = " ".join(shlex.quote(word) for word in words)
+        lines = [
+            f"source {script}",
+            f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}",
+            "$(complete -p hdvpd | sed 's/.*-F \\([^ ]*\\).*/\\1/')",
+            'printf "%s\\n" "${COMPREPLY[@]}"',
+        ]
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert "train" in completed("hdvpd", "tr")
+    assert "--model.num-particles" in completed("hdvpd", "train", "--model.num-p")
 
 
 def test_the_command_starts_without_jax() -> None:
     code = (
         "import sys, hdvpd.__main__ as m; m.main(['--help']); m.main(['train', 'demo', '--x']);"
+        "m.main(['eval', '--help']);"
         "print([n for n in ('jax', 'numpy', 'mujoco') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_formats_are_those_of_the_importers() -> None:
+    from hdvpd.data.importers import FORMATS
+
+    assert typing.get_args(Format) == tuple(FORMATS)
+
+
+def test_flags_come_back_as_tables_of_what_was_given() -> None:
+    words = shlex.split(
+        "--model.num-particles 96 --model.unet-channels 8 24 --train.seed=-3 --train.no-remat "
+        "--train.tensorboard --data.path='a b=c' --model.local none --render.far 3 "
+        "--train.learning_rates=1e-4 --data.workspace-min -1 -2.5 1e-3 --data.cameras"
+    )
+    tables = read_flags(words)
+    assert tables == {
+        "model": {"num_particles": 96, "unet_channels": (8, 24), "local": "none"},
+        "train": {"seed": -3, "remat": False, "tensorboard": True, "learning_rates": (1e-4,)},
+        "data": {"path": "a b=c", "workspace_min": (-1.0, -2.5, 1e-3), "cameras": ()},
+        "render": {"far": 3.0},
+        "eval": {},
+    }
+    assert read_flags(flag_words(tables)) == tables
+
+
+def test_every_value_of_a_configuration_can_be_given_as_a_flag() -> None:
+    config = load_config("debug")
+    tables: dict = {section: {} for section in ("data", "model", "render", "train", "eval")}
+    for key, value in flatten(config).items():
+        section, _, name = key.partition(".")
+        tables[section][name] = value
+    assert read_flags(flag_words(tables)) == tables
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--train.remat true", "--train.remat"),
+        ("--train.remat False --name x", "--train.no-remat --name x"),
+        ("--train.remat=true", "--train.remat"),
+        ("--train.tensorboard=false", "--train.no-tensorboard"),
+        ("demo --name true", "demo --name true"),
+        ("--data.path true", "--data.path true"),
+    ],
+)
+def test_switches_may_have_a_value(words: str, meant: str) -> None:
+    assert understood(words.split()) == meant.split()
+
+
+def test_keys_of_earlier_versions_are_answered(monkeypatch: Patch, capsys: Captured) -> None:
+    from hdvpd.commands import flags
+
+    monkeypatch.setattr(flags, "RENAMED", {"train.lr": "train.learning_rates"})
+    monkeypatch.setattr(flags, "REMOVED", {"train.gone": "it is always on"})
+    assert understood(["--train.lr", "1"]) == ["--train.learning-rates", "1"]
+    assert understood(["--train.lr=1"]) == ["--train.learning-rates=1"]
+    assert main(["train", "debug", "--train.gone", "3"]) == 2
+    assert "--train.gone" in (message := capsys.readouterr().err)
+    assert "it is always on" in message
+
+
+def test_every_key_explains_itself() -> None:
+    """As the schema's docstrings do; without one the flag would have no help."""
+    for section in typing.get_type_hints(config_flags(), include_extras=True).values():
+        table, _ = typing.get_args(section)
+        for name, kind in typing.get_type_hints(table, include_extras=True).items():
+            _, about = typing.get_args(kind)
+            assert about.help, name
 
 
 @pytest.mark.parametrize("launcher", ["train.py", "eval.py"])
@@ -155,7 +319,7 @@ def test_launchers_speak_for_their_verb(launcher: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert f"hdvpd {Path(launcher).stem}: unknown flag --nonsense" in done.stderr
+    assert "Unrecognized options: --nonsense" in done.stderr
 
 
 def recorder(record: list, result: object = None) -> Callable:
@@ -174,7 +338,7 @@ def test_train_passes_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch
     assert run("train --train.seed 7 debug --runs-dir r --resume auto --step 3") == 0
     assert main(["train", "debug", "--name", "n"]) == 0
     ((first,), keywords), (_, others) = calls
-    assert first == load_config("debug", ["--train.seed", "7"])
+    assert first == load_config("debug", {"train": {"seed": 7}})
     assert keywords == {"run_dir": Path("r/debug"), "resume": "auto", "step": 3}
     assert others == {"run_dir": Path("runs/n"), "resume": None, "step": None}
 
@@ -184,7 +348,7 @@ def test_resuming_a_run_takes_its_own_configuration(
 ) -> None:
     from hdvpd import train
 
-    saved = load_config("debug", ["--train.seed", "5"])
+    saved = load_config("debug", {"train": {"seed": 5}})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text(to_toml(saved))
     calls: list = []
@@ -209,7 +373,7 @@ def test_eval_passes_runs_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None
         "out": Path("o"),
         "steps": 24,
         "checkpoint_step": 5,
-        "overrides": ("--eval.num-videos", "1"),
+        "overrides": {"data": {}, "eval": {"num_videos": 1}},
     }
 
 
@@ -235,27 +399,35 @@ def test_simulate_passes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def demo(folder: Path, command: Callable[[Sequence[str]], int], episodes: int = 20) -> int:
-    return run_demo(
+def demo(folder: Path, episodes: int = 20) -> int:
+    return Demo(
         data=folder / "data" / "demo",
         runs_dir=folder / "runs",
         experiment="debug",
         episodes=episodes,
         started=time.time() - 61.0,
-        flags=("--train.num-steps", "2"),
-        command=command,
-    )
+        config={"train": {"num_steps": 2}},
+    ).run()
 
 
-def test_demo_runs_the_phases_and_reports_them(tmp_path: Path, capsys: Captured) -> None:
+@pytest.fixture
+def phases(monkeypatch: Patch) -> list[list[str]]:
+    """Record the demo's phases instead of running them."""
     commands: list[list[str]] = []
-    assert demo(tmp_path, lambda words: commands.append(list(words)) or 0) == 0
-    assert [words[0] for words in commands] == ["data", "train", "eval"]
-    for words in commands:  # each can be typed by hand
-        verb, rest = cli._find_verb(words)
-        cli._parse(verb, rest)
-    assert "--train.num-steps" in commands[1]
-    assert commands[2][1] == str(tmp_path / "runs" / "demo")
+    monkeypatch.setattr(Program, "run", lambda _, words: commands.append(list(words)) or 0)
+    return commands
+
+
+def test_demo_runs_the_phases_and_reports_them(
+    tmp_path: Path, phases: list[list[str]], capsys: Captured
+) -> None:
+    assert demo(tmp_path) == 0
+    simulate, train, evaluate = (HDVPD.parse(words) for words in phases)  # as typed by hand
+    assert [PHASES.parse(words) for words in phases] == [simulate, train, evaluate]
+    assert isinstance(train, Train)
+    assert train.config["train"] == {"num_steps": 2}
+    assert isinstance(evaluate, Evaluate)
+    assert evaluate.runs == (tmp_path / "runs" / "demo",)
     text = capsys.readouterr().out
     assert "install      1 min 01 s" in text
     for phase in ("simulate", "train", "evaluate", "total"):
@@ -263,23 +435,25 @@ def test_demo_runs_the_phases_and_reports_them(tmp_path: Path, capsys: Captured)
     assert str(tmp_path / "runs" / "demo" / "report" / "index.html") in text
 
 
-def test_demo_stops_at_the_first_failure(tmp_path: Path) -> None:
+def test_demo_stops_at_the_first_failure(tmp_path: Path, monkeypatch: Patch) -> None:
     commands: list[str] = []
 
-    def fail_in_training(words: Sequence[str]) -> int:
+    def fail_in_training(_: Program, words: Sequence[str]) -> int:
         commands.append(words[0])
         return 7 if words[0] == "train" else 0
 
-    assert demo(tmp_path, fail_in_training) == 7
+    monkeypatch.setattr(Program, "run", fail_in_training)
+    assert demo(tmp_path) == 7
     assert commands == ["data", "train"]
 
 
+@pytest.mark.usefixtures("phases")
 def test_demo_overwrites_nothing(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "demo"
     for number in (1, 2, 3):
         run.mkdir(parents=True)
         (run / "config.toml").write_text(str(number))
-        assert demo(tmp_path, lambda _: 0) == 0
+        assert demo(tmp_path) == 0
         assert not run.exists()
     kept = sorted(path.read_text() for path in run.parent.glob("demo-*/config.toml"))
     assert kept == ["1", "2", "3"]
@@ -292,10 +466,11 @@ def test_demo_refuses_to_move_a_run_that_is_training(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "config.toml").write_text("")
     with lock_run(run), pytest.raises(UserError, match="Another process is training"):
-        demo(tmp_path, lambda _: 0)
+        demo(tmp_path)
     assert run.exists()
 
 
+@pytest.mark.usefixtures("phases")
 def test_demo_reuses_data_of_the_same_settings_only(tmp_path: Path) -> None:
     data = tmp_path / "data" / "demo"
     data.mkdir(parents=True)
@@ -304,9 +479,9 @@ def test_demo_reuses_data_of_the_same_settings_only(tmp_path: Path) -> None:
     (data / "dataset.json").write_text(
         f'{{"source": {{"command": "hdvpd data simulate {flags}"}}}}'
     )
-    assert demo(tmp_path, lambda _: 0, episodes=20) == 0
+    assert demo(tmp_path, episodes=20) == 0
     assert (data / "dataset.json").exists()
-    assert demo(tmp_path, lambda _: 0, episodes=2) == 0
+    assert demo(tmp_path, episodes=2) == 0
     assert not data.exists()
     assert len(list(data.parent.glob("demo-*/dataset.json"))) == 1
 

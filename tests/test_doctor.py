@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hdvpd import doctor, system
-from hdvpd.doctor import CORE, EXCLUDED, OPTIONAL, Finding, diagnose
+from hdvpd import system
+from hdvpd.commands import doctor
+from hdvpd.commands.doctor import CORE, EXCLUDED, OPTIONAL, Finding, diagnose
 from hdvpd.system import EGL_DRIVERS, LIBRARIES, missing_packages
 
 Patch = pytest.MonkeyPatch

@@ -20,7 +20,6 @@ from hdvpd.experiments import (
     load_config,
     nearest_key,
     read_toml,
-    split_overrides,
     to_toml,
 )
 from hdvpd.model import Model
@@ -96,37 +95,35 @@ def test_path_and_name_find_the_same_experiment() -> None:
 
 
 def test_overrides_win_over_the_file() -> None:
-    flags = [
-        *("--model.num-particles", "96", "--model.unet-channels", "8", "24", "--train.seed=-3"),
-        *("--train.no-remat", "--train.tensorboard", "--data.path=a b=c", "--model.local", "none"),
-        *("--data.workspace-min", "-1", "-2.5", "1e-3", "--data.workspace-max", "1", "2", "3"),
-        *("--render.far", "3", "--train.learning_rates=1e-4"),
-    ]
-    config = load_config("debug", flags)
+    config = load_config(
+        "debug",
+        {
+            "model": {"num_particles": 96, "unet_channels": [8, 24], "local": "none"},
+            "train": {"remat": False, "tensorboard": True},
+            "render": {"far": 3},
+        },
+    )
     assert (config.model.num_particles, config.model.unet_channels) == (96, (8, 24))
-    assert (config.train.seed, config.train.remat, config.train.tensorboard) == (-3, False, True)
-    assert (config.data.path, config.model.local) == ("a b=c", "none")
-    assert config.data.workspace_min == (-1.0, -2.5, 1e-3)
+    assert (config.train.remat, config.train.tensorboard) == (False, True)
     assert (config.render.far, type(config.render.far)) == (3.0, float)
-    assert config.train.learning_rates == (1e-4,)
     assert config.model.latent_dim == load_config("debug").model.latent_dim
 
 
-def test_empty_list_on_the_command_line() -> None:
-    config = apply_overrides(Config(data=DataConfig(cameras=("a",))), ["--data.cameras"])
+def test_a_list_can_be_emptied() -> None:
+    config = apply_overrides(Config(data=DataConfig(cameras=("a",))), {"data": {"cameras": ()}})
     assert config.data.cameras == ()
 
 
 def test_combinations_are_judged_after_all_overrides() -> None:
-    config = load_config("debug", ["--model.latent-dim", "33", "--model.num-heads", "3"])
+    config = load_config("debug", {"model": {"latent_dim": 33, "num_heads": 3}})
     assert config.model.latent_dim == 33
-    config = load_config("debug", ["--render.near", "3", "--render.far", "4"])
+    config = load_config("debug", {"render": {"near": 3, "far": 4}})
     assert config.render.near == 3.0
 
 
 def test_apply_overrides_leaves_the_original() -> None:
     config = Config()
-    changed = apply_overrides(config, ["--eval.num-steps", "24"])
+    changed = apply_overrides(config, {"eval": {"num_steps": 24}})
     assert changed.eval == EvalConfig(num_steps=24)
     assert config.eval.num_steps == 8
 
@@ -141,7 +138,7 @@ def test_apply_overrides_leaves_the_original() -> None:
         ("num_particles = 5", ["num_particles = 5", "is model.num_particles"]),
         ("model = 5", ["unknown key model = 5"]),
         ("[model.num_particles]\nx = 1", ["model.num_particles", "expected an integer"]),
-        ("[zzz]\nqqqqqq = 1", ["zzz.qqqqqq = 1", "hdvpd train --help"]),
+        ("[zzz]\nqqqqqq = 1", ["zzz.qqqqqq = 1", "docs/experiments.md"]),
         ("[model]\nnum_particles = '5'", ['model.num_particles = "5"', "expected an integer"]),
         ("[model]\nnum_particles = 5.0", ["model.num_particles = 5.0", "expected an integer"]),
         ("[model]\nnum_particles = true", ["model.num_particles = true", "expected an integer"]),
@@ -170,40 +167,34 @@ def test_mistake_in_a_file_is_one_line(tmp_path: Path, text: str, parts: list[st
 
 
 @pytest.mark.parametrize(
-    ("flags", "parts"),
+    ("overrides", "parts"),
     [
-        (["--model.num-particle", "5"], ["--model.num-particle", "is --model.num-particles"]),
-        (["--num-particles.x", "5"], ["--num-particles.x", "is --"]),
-        (["--model.num-particles", "many"], ["--model.num-particles many", "an integer"]),
-        (["--model.num-particles", "1.5"], ["--model.num-particles 1.5", "an integer"]),
-        (["--model.num-particles"], ["--model.num-particles: expected an integer"]),
-        (["--render.far", "nan"], ["--render.far nan", "finite"]),
-        (["--model.unet-channels", "8,16"], ["--model.unet-channels 8,16", "spaces"]),
-        (["--model.local", "gr"], ["--model.local gr", "the nearest is 'grf'"]),
-        (["--train.remat", "yes"], ["--train.remat yes", "takes no value"]),
-        (["--model.no-num-heads"], ["--model.no-num-heads", "is --model.num-heads"]),
-        (["--model.num-heads", "3"], ["debug.toml", "--model.num-heads", "model.latent_dim = 32"]),
-        (["stray"], ["stray"]),
+        ({"model": {"num_particle": 5}}, ["model.num_particle = 5", "is model.num_particles"]),
+        ({"num_particles": 5}, ["unknown key num_particles = 5", "is model.num_particles"]),
+        ({"model": {"num_particles": "many"}}, ['num_particles = "many"', "an integer"]),
+        ({"render": {"far": math.nan}}, ["render.far = nan", "finite"]),
+        ({"model": {"local": "gr"}}, ['model.local = "gr"', "the nearest is 'grf'"]),
+        ({"model": {"num_heads": 3}}, ["debug.toml with model.num_heads = 3", "latent_dim = 32"]),
     ],
 )
-def test_mistake_in_a_flag_is_one_line(flags: list[str], parts: list[str]) -> None:
+def test_mistake_in_an_override_is_one_line(overrides: dict, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        load_config("debug", flags)
+        load_config("debug", overrides)
     message = str(caught.value)
     assert "\n" not in message
     for part in parts:
         assert part in message
 
 
-def test_removed_keys_are_left_out_of_files_and_refused_as_flags(
+def test_removed_keys_are_left_out_of_files_and_refused_as_overrides(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, "[eval]\nnum_bootstrap = 100\nnum_steps = 3\n")
     assert read_toml(path) == dataclasses.replace(Config(), eval=EvalConfig(num_steps=3))
     (message,) = caplog.messages
     assert message.startswith(f"{path}: eval.num_bootstrap is left out: intervals are Student's")
-    with pytest.raises(UserError, match=r"--eval\.num-bootstrap: .*Student's"):
-        load_config("debug", ["--eval.num-bootstrap", "100"])
+    with pytest.raises(UserError, match=r"eval\.num_bootstrap = 100: .*Student's"):
+        load_config("debug", {"eval": {"num_bootstrap": 100}})
 
 
 def test_renamed_keys_are_known_by_either_name(
@@ -212,15 +203,15 @@ def test_renamed_keys_are_known_by_either_name(
     monkeypatch.setattr(experiments, "RENAMED", {"eval.horizon": "eval.num_steps"})
     for key in ("horizon", "num_steps"):
         assert read_toml(write(tmp_path, f"[eval]\n{key} = 3\n")).eval.num_steps == 3
-    assert load_config("debug", ["--eval.horizon", "5"]).eval.num_steps == 5
+    assert load_config("debug", {"eval": {"horizon": 5}}).eval.num_steps == 5
 
 
 def test_controls_are_chosen_by_name() -> None:
-    flags = ["--eval.controls", "zero_actions", "static_render"]
-    assert load_config("debug", flags).eval.controls == ("zero_actions", "static_render")
-    assert load_config("debug", ["--eval.controls"]).eval.controls == ()
+    overrides = {"eval": {"controls": ["zero_actions", "static_render"]}}
+    assert load_config("debug", overrides).eval.controls == ("zero_actions", "static_render")
+    assert load_config("debug", {"eval": {"controls": ()}}).eval.controls == ()
     with pytest.raises(UserError, match=r"one of .*'zero_actions'.*the nearest is 'zero_actions'"):
-        load_config("debug", ["--eval.controls", "zero_action"])
+        load_config("debug", {"eval": {"controls": ["zero_action"]}})
 
 
 def test_unknown_experiment_names_the_nearest() -> None:
@@ -236,19 +227,6 @@ def test_unreadable_files(tmp_path: Path) -> None:
         read_toml(tmp_path / "latin.toml")
     with pytest.raises(UserError, match="cannot be read"):
         read_toml(tmp_path)
-
-
-def test_splitting_does_not_depend_on_the_order() -> None:
-    flags = ["--model.num-particles", "5", "--train.no-remat", "--data.path=x"]
-    assert split_overrides(["demo", *flags, "--name", "n"]) == (["demo", "--name", "n"], flags)
-    assert split_overrides([*flags, "demo", "--name", "n"]) == (["demo", "--name", "n"], flags)
-    flags = ["--data.cameras", "a", "b", "--train.seed", "-1"]
-    assert split_overrides([*flags, "demo"]) == (["demo"], flags)
-
-
-def test_splitting_leaves_words_without_a_dot_in_the_flag() -> None:
-    words = ["runs/a.b", "--out", "x.y", "--step=1.5", "-h"]
-    assert split_overrides(words) == (words, [])
 
 
 @pytest.mark.parametrize("key", list(KEY_TYPES))

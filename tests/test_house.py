@@ -19,17 +19,15 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 CYCLES = [
-    {"hdvpd.__main__", "hdvpd.demo"},
     {"hdvpd.attention.masks.base", "hdvpd.attention.masks.compose"},
 ]
-UPWARD = {("demo", "__main__")}
+UPWARD: set[tuple[str, str]] = set()
 LONG_FILES = {
-    "hdvpd.__main__",
     "hdvpd.compare",
     "hdvpd.config",
     "hdvpd.data.calibration.mistakes",
+    "hdvpd.data.importers.driver",
     "hdvpd.data.schema",
-    "hdvpd.evaluation.comparison",
 }
 LONG_FUNCTIONS = {
     "hdvpd.attention.walks.sample_walks",

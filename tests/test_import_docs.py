@@ -14,7 +14,9 @@ import lerobot_sources
 import numpy as np
 import pytest
 
-from hdvpd import __main__ as cli
+from hdvpd.__main__ import HDVPD, main
+from hdvpd.commands.data import Check, Import, Inspect
+from hdvpd.commands.train import Train
 from hdvpd.data.importers import FORMATS
 from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.store import Dataset
@@ -64,19 +66,19 @@ def test_the_calibration_of_the_lerobot_page_is_read(tmp_path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_a_page_with_import_check_and_training(name):
     assert f"(formats/{name}.md)" in PAGE
-    parsed = [cli._parse(*cli._find_verb(words))[0] for words in commands(PAGES[name])]
+    parsed = [HDVPD.parse(words) for words in commands(PAGES[name])]
     imported, inspected, checked, trained = parsed
-    assert isinstance(imported, cli.Import)
-    assert isinstance(inspected, cli.Inspect)
-    assert isinstance(checked, cli.Check)
-    assert isinstance(trained, cli.Train)
+    assert isinstance(imported, Import)
+    assert isinstance(inspected, Inspect)
+    assert isinstance(checked, Check)
+    assert isinstance(trained, Train)
     assert imported.format == trained.experiment == name
     assert imported.out == inspected.path == checked.path
     assert load_config(name).data.path == str(imported.out)
 
 
 def test_every_flag_of_the_command_is_documented():
-    for field in dataclasses.fields(cli.Import):
+    for field in dataclasses.fields(Import):
         if field.name not in ("format", "source"):
             assert f"`--{field.name.replace('_', '-')}" in PAGE or field.name == "out"
 
@@ -165,7 +167,7 @@ def run(page: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run the page's commands on data as they stand; return what they printed."""
     for words in commands(page):
         if words[0] == "data":
-            assert cli.main(words) == 0, words
+            assert main(words) == 0, words
     return capsys.readouterr().out
 
 

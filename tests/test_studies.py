@@ -1,6 +1,5 @@
 """The command of the studies, and their place outside the package."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,6 @@ from studies.__main__ import STUDIES, main
 
 ROOT = Path(__file__).parent.parent
 Captured = pytest.CaptureFixture[str]
-
-
-def test_the_package_does_not_know_the_studies() -> None:
-    for path in (ROOT / "hdvpd").rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) studies\b", path.read_text(), re.MULTILINE), path
 
 
 def test_the_list_is_shown_without_jax() -> None:

@@ -4,15 +4,19 @@ A user's mistake ends with one message and exit status 2; `--debug` adds the tra
 """
 
 import abc
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Collection, Sequence
-from typing import Any
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import tyro
 
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, nearest
 
 
 class AbstractCommand(abc.ABC):
@@ -27,44 +31,116 @@ class AbstractCommand(abc.ABC):
         """
 
 
-def run_command(
-    kind: Any, words: Sequence[str], *, prog: str, description: str, groups: Collection[str] = ()
-) -> int:
-    """Parse words into a command and run it.
+def announce(what: str, *folders: Path) -> None:
+    """Print a first word within the first second: the imports that follow take longer."""
+    names = ", ".join(map(str, folders))
+    print(f"{what} {names}: loading libraries, data and model ...", flush=True)
 
-    Args:
-      kind: a command, or a union of commands, each annotated with its name.
-      words: what was typed after the program's name; nothing, or a group alone, asks for help.
-      prog: name of the program.
-      description: shown above the list of commands.
-      groups: names of the commands that only hold other ones.
 
-    Returns:
-      The exit status: 0 for success, 1 if a check failed, 2 for a mistake of the user.
+class Group(NamedTuple):
+    """Commands that are called by two words.
+
+    Attributes:
+      description: shown above their list.
+      commands: their classes by the second word.
     """
-    words = list(words)
-    if debug := "--debug" in words:
-        words.remove("--debug")
-    if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
-    elif not words or (len(words) == 1 and words[0] in groups):
-        words.append("--help")
-    try:
+
+    description: str
+    commands: Mapping[str, type[AbstractCommand]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of several commands.
+
+    Attributes:
+      name: how it is called.
+      description: shown above the list of its commands.
+      commands: an `AbstractCommand` class, or a `Group`, by name.
+      prepare: rewrites what was typed before it is parsed, or raises a UserError.
+    """
+
+    name: str
+    description: str
+    commands: Mapping[str, Any]
+    prepare: Callable[[list[str]], list[str]] = list
+
+    def run(self, words: Sequence[str]) -> int:
+        """Parse what was typed and do it.
+
+        Args:
+          words: after the program's name; none, or a group alone, asks for help.
+
+        Returns:
+          The exit status: 0 for success, 1 if a check failed, 2 for a mistake of the user.
+        """
         try:
-            command = tyro.cli(kind, prog=prog, description=description, args=words)
-        finally:
-            sys.stdout.flush()
-        return command.run() or 0
-    except SystemExit as stop:  # tyro has shown help or named a mistake
-        return stop.code if isinstance(stop.code, int) else 0
-    except UserError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Who read the output has enough, as in `| head`. Nothing may be flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+            try:
+                command = self.parse([word for word in words if word != "--debug"])
+                return command.run() or 0
+            finally:
+                sys.stdout.flush()
+        except UserError as error:
+            if "--debug" in words:
+                traceback.print_exc()
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            return 130
+        except SystemExit as stop:  # after help, a mistake that tyro named, or a signal in training
+            return stop.code if isinstance(stop.code, int) else 0
+        except BrokenPipeError:
+            # Who read the output has enough, as in `| head`. Nothing may be flushed at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+
+    def parse(self, words: Sequence[str]) -> AbstractCommand:
+        """Return the command that was typed.
+
+        Args:
+          words: after the program's name.
+
+        Raises:
+          UserError: a mistake that tyro would not explain.
+          SystemExit: after help, or, with status 2, any other mistake.
+        """
+        words = self.prepare(list(words))
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        kind, path = Group(self.description, self.commands), self.name
+        # tyro could walk down too, but lists all names for a wrong one, and for a wrong flag the
+        # like flags of all commands.
+        while isinstance(kind, Group) and words and not words[0].startswith("-"):
+            if words[0] not in kind.commands:
+                raise UserError(_no_command(words[0], kind, path))
+            kind, path, words = kind.commands[words[0]], f"{path} {words[0]}", words[1:]
+        if isinstance(kind, Group):
+            return _app(kind).cli(prog=path, description=kind.description, args=words or ["--help"])
+        return tyro.cli(
+            kind,
+            prog=path,
+            description=_description(kind),
+            args=words,
+            config=(tyro.conf.HelptextFromCommentsOff, tyro.conf.DisallowNone),
+        )
+
+
+def _no_command(word: str, group: Group, path: str) -> str:
+    near = nearest(word, group.commands)
+    *names, last = group.commands
+    hint = f"did you mean `{path} {near}`?" if near else f"choose of {', '.join(names)} and {last}."
+    return f"`{path}` has no command {word!r}; {hint}"
+
+
+def _app(group: Group) -> tyro.extras.SubcommandApp:
+    app = tyro.extras.SubcommandApp()
+    for name, kind in group.commands.items():
+        inner: Any = _app(kind) if isinstance(kind, Group) else kind
+        about = kind.description if isinstance(kind, Group) else _description(kind)
+        app.command(inner, name=name, help=about)
+    return app
+
+
+def _description(kind: Any) -> str:
+    (described,) = typing.get_args(kind) or (kind,)  # of generic settings their parameter
+    return inspect.getdoc(described) or ""

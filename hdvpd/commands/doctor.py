@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import hdvpd
+from hdvpd.commands.base import AbstractCommand
 
 Status = Literal["ok", "note", "problem"]
 
@@ -62,6 +63,18 @@ class Finding:
     status: Status
     text: str
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Doctor(AbstractCommand):
+    """Report the machine, the versions and what is missing, each with its remedy.
+
+    Example: hdvpd doctor
+    """
+
+    def run(self) -> None:
+        """Report."""
+        print_report()
 
 
 def print_report() -> None:

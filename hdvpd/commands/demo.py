@@ -1,71 +1,89 @@
 """`hdvpd demo`: simulate, train, evaluate; one phase after the other, each timed.
 
-Each phase is a verb that can be typed by hand; its command is printed before it runs.
+Each phase is a command that can be typed by hand; it is printed before it runs.
 """
 
 import itertools
 import json
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from hdvpd.__main__ import main
+import tyro
+
+from hdvpd.commands.base import AbstractCommand, Group, Program
+from hdvpd.commands.data import Simulate
+from hdvpd.commands.evaluate import Evaluate
+from hdvpd.commands.flags import flag_words
+from hdvpd.commands.train import ConfigFlags, Train
 from hdvpd.errors import UserError
 from hdvpd.experiments import load_config
-from hdvpd.training.run_folder import lock_run
 
 CONTROL_STEPS = 20
 SEED = 0
 
+PHASES = Program(
+    "hdvpd",
+    "",
+    {"data": Group("", {"simulate": Simulate}), "train": Train, "eval": Evaluate},
+)
+"""The verbs that the demo is made of."""
 
-def run_demo(
-    *,
-    data: Path,
-    runs_dir: Path,
-    experiment: str,
-    episodes: int,
-    started: float,
-    flags: Sequence[str] = (),
-    command: Callable[[Sequence[str]], int] = main,
-) -> int:
-    """Run all phases and print their times and where the results are.
 
-    Args:
-      data: folder of the data set; one made with other settings is moved aside.
-      runs_dir: the run is written to its folder `demo`; an earlier one is moved aside.
-      experiment: name or file of the experiment to train.
-      episodes: to simulate.
-      started: when the installation began [s since 1970]; 0 leaves that phase out.
-      flags: the configuration's flags for the training.
-      command: runs one `hdvpd` command line and returns its exit status.
+@dataclass(frozen=True)
+class Demo(AbstractCommand):
+    """Simulate, train and evaluate the small demo, all on a CPU.
 
-    Returns:
-      The exit status of the first phase that failed, or 0.
-
-    Raises:
-      UserError: another process is training in the earlier run's folder.
+    Example: hdvpd demo
     """
-    config = load_config(experiment, flags)
-    run = runs_dir / "demo"
-    simulation = simulation_flags(episodes, config.data.height, config.data.width)
-    _set_aside_other_data(data, simulation)
-    _set_aside(run)
-    phases = {
-        "simulate": ["data", "simulate", "--out", str(data), *simulation, "--workers", "2"],
-        "train": ["train", experiment, "--name", run.name, "--runs-dir", str(runs_dir),
-                  "--data.path", str(data), *flags],
-        "evaluate": ["eval", str(run)],
-    }  # fmt: skip
-    times = {"install": time.time() - started} if started else {}
-    for phase, words in phases.items():
-        print(f"\n== {phase}: hdvpd {' '.join(words)}", flush=True)
-        begin = time.perf_counter()
-        status = command(words)
-        times[phase] = time.perf_counter() - begin
-        if status:
-            return status
-    print(summary(times, run))
-    return 0
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data/demo")
+    """Folder of the data set; a complete one made with the same settings is used again."""
+    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
+    """Folder that holds the run's folder `demo`; an earlier one is moved aside."""
+    experiment: Annotated[str, tyro.conf.arg(metavar="EXPERIMENT")] = "demo"
+    """Experiment to train."""
+    episodes: int = 60
+    """Simulated episodes; a tenth of them is evaluated."""
+    started: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """When the installation began [s since 1970], to count it among the phases; 0 leaves it out."""
+    config: ConfigFlags = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Run the phases one after the other, and print their times and where the results are.
+
+        Returns:
+          The exit status of the first phase that failed, or 0.
+
+        Raises:
+          UserError: another process is training in the earlier run's folder.
+        """
+        config = load_config(self.experiment, self.config)
+        run = self.runs_dir / "demo"
+        simulation = simulation_flags(self.episodes, config.data.height, config.data.width)
+        _set_aside_other_data(self.data, simulation)
+        _set_aside(run)
+        phases = {
+            "simulate": ["data", "simulate", "--out", str(self.data), *simulation,
+                         "--workers", "2"],
+            "train": ["train", self.experiment, "--name", run.name, "--runs-dir",
+                      str(self.runs_dir), "--data.path", str(self.data),
+                      *flag_words(self.config)],
+            "evaluate": ["eval", str(run)],
+        }  # fmt: skip
+        times = {"install": time.time() - self.started} if self.started else {}
+        for phase, words in phases.items():
+            print(f"\n== {phase}: hdvpd {shlex.join(words)}", flush=True)
+            begin = time.perf_counter()
+            status = PHASES.run(words)
+            times[phase] = time.perf_counter() - begin
+            if status:
+                return status
+        print(summary(times, run))
+        return 0
 
 
 def simulation_flags(episodes: int, height: int, width: int) -> list[str]:
@@ -132,6 +150,8 @@ def _set_aside(folder: Path) -> None:
         number += 1
     try:
         if (folder / "config.toml").exists():
+            from hdvpd.training.run_folder import lock_run
+
             with lock_run(folder):  # refuses while another process trains there
                 folder.rename(aside)
         else:

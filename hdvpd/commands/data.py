@@ -1,0 +1,205 @@
+"""`hdvpd data`: make, import, look at and check data sets."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hdvpd.commands.base import AbstractCommand
+from hdvpd.commands.flags import Names, Size, optional
+
+Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+Format = Literal["folder", "lerobot", "robotwin", "maniskill", "robomimic", "rlbench"]
+
+
+@dataclass(frozen=True)
+class Simulate(AbstractCommand):
+    """Simulate the bimanual robot scene and write a data set.
+
+    Example: hdvpd data simulate --out data/robot --episodes 10 --steps 20 --size 96x128
+    """
+
+    out: Folder
+    """Folder of the data set; an interrupted simulation continues where it stopped."""
+    episodes: int = 60
+    """Episodes; number 8 of every 10 is for validation, number 9 for tests."""
+    steps: int = 20
+    """Control steps of 0.5 s per episode; frames are one more."""
+    tasks: Names = ("push", "can", "sweep")
+    """Tasks, separated by commas; episodes take turns."""
+    size: Size = (96, 128)
+    """Height x width of the images [px]."""
+    seed: int = 0
+    """The same seed gives the same data, byte for byte."""
+    workers: int = 2
+    """Processes; never changes what is written."""
+
+    def run(self) -> None:
+        """Simulate."""
+        from hdvpd.data.simulation.bimanual import simulate
+
+        simulate(
+            self.out,
+            episodes=self.episodes,
+            steps=self.steps,
+            tasks=self.tasks,
+            size=self.size,
+            seed=self.seed,
+            workers=self.workers,
+        )
+
+
+@dataclass(frozen=True)
+class Synthetic(AbstractCommand):
+    """Write a small data set of an analytic scene: exact, quick, without a simulator.
+
+    Example: hdvpd data synthetic --out data/debug
+    """
+
+    out: Folder
+    """Folder of the data set."""
+    episodes: int = 10
+    """Episodes; number 8 of every 10 is for validation, number 9 for tests."""
+    steps: int = 9
+    """Control steps per episode; frames are one more."""
+    size: Size = (32, 40)
+    """Height x width of the images [px]."""
+    seed: int = 0
+    """The same seed gives the same data."""
+
+    def run(self) -> None:
+        """Write the data set."""
+        from hdvpd.data.simulation.synthetic import write_synthetic_dataset
+
+        height, width = self.size
+        write_synthetic_dataset(
+            self.out,
+            episodes=self.episodes,
+            steps=self.steps,
+            height=height,
+            width=width,
+            seed=self.seed,
+        )
+        print(f"wrote {self.episodes} episodes to {self.out}")
+
+
+@dataclass(frozen=True)
+class Import(AbstractCommand):
+    """Convert a data set of another format; an interrupted import continues.
+
+    Example: hdvpd data import robomimic demo_depth.hdf5 --out data/square --size 96x128
+    """
+
+    format: tyro.conf.Positional[Format]
+    """Format of the source: see docs/importing.md."""
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SOURCE")]]
+    """File or folder to import."""
+    out: Folder
+    """Folder of the new data set."""
+    episodes: Annotated[str, optional("0-9,12")] = ""
+    """Numbers in the order of the source; empty means all."""
+    cameras: Annotated[Names, optional("A,B")] = ()
+    """Names, separated by commas; empty means all that have depth and calibration."""
+    size: Annotated[Size | None, optional("HxW")] = None
+    """Height x width of the images [px]; by default those of the source."""
+    step: float = 0.5
+    """Control step [s]; the nearest recorded frame is taken, nothing is blended."""
+    calibration: Annotated[Path | None, optional("FILE")] = None
+    """hdvpd_calibration.json; overrides what the source says of cameras, joints and robot."""
+    robot: Annotated[Path | None, optional("FILE")] = None
+    """URDF or MJCF of the robot; without it end-effector poses stand in for links."""
+    workers: int = 2
+    """Processes; never changes what is written."""
+    skip_bad: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Leave out episodes that cannot be imported, instead of stopping at the first."""
+    depth_unit_m: Annotated[float | None, optional("FLOAT")] = None
+    """Metres per stored unit of depth; by default as the format says."""
+    action: Annotated[
+        Literal["joint-targets"] | None, optional("joint-targets"), tyro.conf.DisallowNone
+    ] = None
+    """`joint-targets`: recorded actions are joint targets although the source does not say so."""
+    channels: Annotated[
+        Literal["rgb", "bgr"] | None, optional("rgb|bgr"), tyro.conf.DisallowNone
+    ] = None
+    """Order of the stored colours; by default as the format says."""
+    rate: Annotated[float | None, optional("HZ")] = None
+    """Frames per second of a source without time stamps; by default as the format says."""
+    no_check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Do not prove the calibration of the first episode at the end."""
+
+    def run(self) -> None:
+        """Import."""
+        from hdvpd.data.importers.driver import import_dataset
+        from hdvpd.data.importers.proof import prove
+
+        import_dataset(
+            self.format,
+            self.source,
+            self.out,
+            episodes=self.episodes,
+            cameras=self.cameras,
+            size=self.size,
+            step_s=self.step,
+            calibration=self.calibration,
+            robot=self.robot,
+            workers=self.workers,
+            skip_bad=self.skip_bad,
+            depth_unit_m=self.depth_unit_m,
+            joint_targets=self.action is not None,
+            channels=self.channels,
+            rate_hz=self.rate,
+        )
+        if not self.no_check:
+            prove(self.out)
+
+
+@dataclass(frozen=True)
+class Inspect(AbstractCommand):
+    """Print what a data set holds and write a contact sheet of its images.
+
+    Example: hdvpd data inspect data/robot
+    """
+
+    path: tyro.conf.Positional[Folder]
+    """Folder of the data set."""
+
+    def run(self) -> None:
+        """Inspect."""
+        from hdvpd.data.inspect import inspect as inspect_dataset
+
+        inspect_dataset(self.path)
+
+
+@dataclass(frozen=True)
+class Check(AbstractCommand):
+    """Prove the calibration of a data set: cameras, robot, depth, colours, clocks and actions.
+
+    The exit status is 0 if every camera passes and 1 if not; mistakes are named with their fix.
+
+    Example: hdvpd data check data/robot
+    """
+
+    path: tyro.conf.Positional[Folder]
+    """Folder of the data set."""
+    out: Annotated[Path | None, optional("DIR")] = None
+    """Folder for check.html, check.json and pictures; by default `check` inside the data set."""
+    episodes: int = 8
+    """Episodes to look at, evenly spread."""
+    frames: int = 4
+    """Frames of each that are compared in full, evenly spread."""
+    search: Literal["auto", "open3d", "scipy"] = "auto"
+    """Library for nearest points; auto takes Open3D where it is installed. The numbers agree."""
+
+    def run(self) -> int:
+        """Check."""
+        import rich.console
+
+        from hdvpd.data.calibration.check import check
+        from hdvpd.data.calibration.report import print_report, write_report
+
+        report = check(self.path, episodes=self.episodes, frames=self.frames, backend=self.search)
+        page = write_report(report, self.out or self.path / "check")
+        print_report(report, rich.console.Console())
+        print(f"Report with pictures: {page}")
+        return 0 if report.passed else 1

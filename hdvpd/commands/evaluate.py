@@ -1,0 +1,58 @@
+"""`hdvpd eval`: roll out held-out episodes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from hdvpd.commands.base import AbstractCommand, announce
+from hdvpd.commands.flags import config_flags, optional
+from hdvpd.errors import UserError
+
+
+def _flags() -> Any:
+    return config_flags(
+        *("eval", "data.path", "data.cameras", "data.num_workers", "data.prefetch"),
+        default="the run's",
+    )
+
+
+@dataclass(frozen=True)
+class Evaluate(AbstractCommand):
+    """Roll out held-out episodes and write curves, videos and a report.
+
+    Each run's own configuration is used; flags change it for the evaluation only.
+
+    Example: hdvpd eval runs/demo --steps 8
+    """
+
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], optional("RUN")]]
+    """Folders of the runs; several are compared in one plot."""
+    out: Annotated[Path | None, optional("DIR")] = None
+    """Where to write; by default RUN/eval. Needed for several runs."""
+    steps: Annotated[int | None, optional("INT")] = None
+    """Predicted frames per rollout; short for --eval.num-steps."""
+    step: Annotated[int | None, optional("INT")] = None
+    """Checkpoint; by default the newest undamaged one."""
+    config: Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=_flags)] = (
+        field(default_factory=dict)
+    )
+
+    def run(self) -> int | None:
+        """Evaluate."""
+        if not self.runs:
+            raise UserError("name at least one run folder, for example `hdvpd eval runs/demo`.")
+
+        announce("evaluating", *self.runs)
+
+        from hdvpd import eval as evaluation
+
+        return evaluation.main(
+            list(self.runs),
+            out=self.out,
+            steps=self.steps,
+            checkpoint_step=self.step,
+            overrides=self.config,
+        )

@@ -1,0 +1,68 @@
+"""`hdvpd train`: train a model, or continue a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from hdvpd.commands.base import AbstractCommand, announce
+from hdvpd.commands.flags import config_flags, optional
+from hdvpd.config import Config
+from hdvpd.errors import UserError
+from hdvpd.experiments import apply_overrides, load_config, read_toml
+
+ConfigFlags = Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=config_flags)]
+"""What is given of the configuration's flags, as tables."""
+
+
+@dataclass(frozen=True)
+class Train(AbstractCommand):
+    """Train a model, or continue a run.
+
+    Defaults of the configuration's flags are the paper's; the experiment's file comes before them,
+    and a flag before the file.
+
+    Example: hdvpd train demo --name first --train.num-steps 300
+    """
+
+    experiment: tyro.conf.Positional[Annotated[str, optional("EXPERIMENT")]] = ""
+    """Name (paper, demo, debug) or path of a TOML file; --resume RUN also goes without it."""
+    name: Annotated[str, optional("RUN")] = ""
+    """Name of the run; empty means the experiment's."""
+    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
+    """Folder that holds the runs' folders."""
+    resume: Annotated[str, optional("auto|RUN")] = ""
+    """Continue exactly: `auto` the run of this name, or start it; RUN a run's folder or name."""
+    step: Annotated[int | None, optional("INT")] = None
+    """Checkpoint to continue from; by default the newest undamaged one."""
+    config: ConfigFlags = field(default_factory=dict)
+
+    def run(self) -> int | None:
+        """Train."""
+        config, run_dir = self._resolve()
+        announce("training", run_dir)
+
+        from hdvpd import train
+
+        return train.main(config, run_dir=run_dir, resume=self.resume or None, step=self.step)
+
+    def _resolve(self) -> tuple[Config, Path]:
+        if self.experiment:
+            name = self.name or Path(self.experiment).stem
+            return load_config(self.experiment, self.config), self.runs_dir / name
+        if not self.resume or (self.resume == "auto" and not self.name):
+            raise UserError(
+                "name an experiment, for example `hdvpd train demo`, or continue a run with "
+                "`hdvpd train --resume runs/demo` (a flag that takes a list takes every word "
+                "after it: put the experiment first)."
+            )
+
+        from hdvpd.training.run_folder import find_run
+
+        run = find_run(self.runs_dir / (self.name or self.resume), self.resume, self.step)
+        file = run / "config.toml"
+        if not file.is_file():
+            raise UserError(f"{file} does not exist: name the experiment that the run began with.")
+        return apply_overrides(read_toml(file), self.config, source=str(file)), run
