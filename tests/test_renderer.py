@@ -19,7 +19,7 @@ from hdvpd.geometry import pixel_rays
 from hdvpd.neighbors import knn
 from hdvpd.render import kernels_host, renderer
 from hdvpd.render.rays import stratified
-from hdvpd.render.renderer import Renderer
+from hdvpd.render.renderer import Renderer, _reached_first
 from hdvpd.types import Camera, ParticleCloud, Rays
 
 CHANNELS, HEIGHT, WIDTH = 3, 6, 8
@@ -463,3 +463,11 @@ def test_descent_brings_a_particle_to_the_pixels_it_should_explain(shift):
         grad = np.asarray(gradient(position, target))
         position = position - step * grad / np.linalg.norm(grad)
     assert np.linalg.norm(position - goal) < 0.004
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_samples_in_reach_come_first_in_their_order(share):
+    reached = np.random.default_rng(0).uniform(size=50) < share
+    order, place = _reached_first(reached)
+    np.testing.assert_array_equal(order, np.argsort(~reached, kind="stable"))
+    np.testing.assert_array_equal(place, np.argsort(order))

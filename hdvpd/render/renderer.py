@@ -157,7 +157,7 @@ class Renderer(nnx.Module):
         config = self.config
         widest = config.bandwidths.index(max(config.bandwidths))
         reached = jnp.isfinite(distances[:, 0])
-        order = jnp.argsort(~reached, stable=True)
+        order, place = _reached_first(reached)
         num_queries = queries.shape[0]
         chunk = -(-num_queries // _NUM_CHUNKS)
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
@@ -188,6 +188,17 @@ class Renderer(nnx.Module):
         inputs = tuple(chunked(x) for x in (queries, indices, found))
         any_reached = jnp.any(chunked(reached), axis=1)
         _, shaded = jax.lax.scan(body, None, (*inputs, any_reached))
-        inverse = jnp.argsort(order)
-        shaded = shaded.reshape(-1, 4)[inverse]
+        shaded = shaded.reshape(-1, 4)[place]
         return shaded[:, :3], jnp.where(reached, shaded[:, 3], 0.0)
+
+
+def _reached_first(reached: Bool[Array, "q"]) -> tuple[Int[Array, "q"], Int[Array, "q"]]:
+    """Return the order that puts the marked samples first, and every sample's place in it.
+
+    The stable sort of a mask and its inverse, by counting: sorts of this size cost an eighth of a
+    rendering on a CPU.
+    """
+    rows = jnp.arange(reached.shape[0], dtype=jnp.int32)
+    before = jnp.cumsum(reached, dtype=jnp.int32)
+    place = jnp.where(reached, before - 1, before[-1] + rows - before)
+    return jnp.zeros_like(rows).at[place].set(rows, unique_indices=True), place
