@@ -12,9 +12,14 @@ class UserError(Exception):
     """
 
 
-def how_to_install(extra: str) -> str:
-    """Say how the packages of an extra come in: hdvpd is on no package index, so from its clone."""
-    return f"in the clone, run: pip install -c constraints.txt -e '.[{extra}]'"
+def how_to_install(extra: str = "") -> str:
+    """Say how packages come in: hdvpd is on no package index, so from its clone.
+
+    Args:
+      extra: which packages; empty means those of the core.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"in the clone, run: pip install -c constraints.txt -e {what}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Generic, TypeVar
 import tyro
 
 from hdvpd.commands.base import AbstractCommand, Program
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 from studies.settings import (
     ExpressivitySettings,
     GrfSettings,
@@ -56,8 +56,8 @@ class Study(AbstractCommand, Generic[Settings]):
             if error.name is None or error.name.startswith(("hdvpd", "studies")):
                 raise
             raise UserError(
-                f"this study needs {error.name}, which is not installed; in the clone, run: "
-                "pip install -c constraints.txt -e '.[studies]'."
+                f"this study needs {error.name}, which is not installed: "
+                f"{how_to_install('studies')}."
             ) from error
         module.main(self.out, self.settings)
 

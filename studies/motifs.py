@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 from studies.fitting import AbstractLearner, fit
 from studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
 from studies.outputs import (
@@ -91,9 +91,8 @@ def require_library(models: tuple[str, ...]) -> None:
         import studies.baselines  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"{', '.join(others)} need torch_geometric ({error}). Install it with: "
-            "pip install -c constraints.txt -e '.[graphs]', or run GKAT alone with "
-            "--models gkat."
+            f"{', '.join(others)} need torch_geometric ({error}): {how_to_install('graphs')}, or "
+            "run GKAT alone with --models gkat."
         ) from error
 
 

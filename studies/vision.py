@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from hdvpd.errors import UserError
+from hdvpd.errors import UserError, how_to_install
 from studies.classification import Examples, family_of, run_study
 from studies.settings import Variant, VisionSettings
 from studies.vision_transformer import Encoder, ImageTransformer, patches
@@ -50,8 +50,7 @@ def load_digits(patch: int) -> Examples:
         from sklearn import datasets
     except ImportError as error:
         raise UserError(
-            f"The images come with scikit-learn ({error}). Install it with: "
-            "pip install -c constraints.txt -e '.[vision]'."
+            f"The images come with scikit-learn ({error}): {how_to_install('vision')}."
         ) from error
     images, labels = datasets.load_digits(return_X_y=True)
     images = images.reshape(-1, _PIXELS, _PIXELS, 1).astype(np.float32) / (_BRIGHTEST / 2) - 1

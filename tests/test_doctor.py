@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from hdvpd.commands.doctor import CORE, EXCLUDED, OPTIONAL, Finding, diagnose
 from hdvpd.system import EGL_DRIVERS, LIBRARIES, missing_packages
 
 Patch = pytest.MonkeyPatch
+Captured = pytest.CaptureFixture[str]
 
 
 def test_report_covers_everything_and_succeeds() -> None:
@@ -37,14 +39,15 @@ def versions(**installed: str) -> Callable[[str], str | None]:
     return lambda name: installed.get(name.replace("-", "_"), "1.0")
 
 
-@pytest.mark.parametrize("version", [version for _, version in EXCLUDED])
-def test_excluded_release_is_a_problem(version: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", versions(jax=version))
-    (jax,) = (f for f in doctor.check_versions() if f.topic == "jax")
-    assert jax.status == "problem"
-    assert version in jax.text
-    assert "jax-ml/jax#" in jax.text
-    assert "constraints.txt" in jax.remedy
+@pytest.mark.parametrize(("name", "version"), EXCLUDED)
+def test_excluded_release_is_a_problem(name: str, version: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(doctor, "CORE", {name: name})
+    monkeypatch.setattr(doctor, "installed_version", versions(**{name: version}))
+    (finding,) = doctor.check_versions()
+    assert finding.status == "problem"
+    assert version in finding.text
+    assert "jax-ml/jax#" in finding.text
+    assert "constraints.txt" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -58,13 +61,51 @@ def test_excluded_release_is_a_problem(version: str, monkeypatch: Patch) -> None
 )
 def test_pairs_of_jax_and_flax(jax: str, flax: str, fits: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(doctor, "installed_version", versions(jax=jax, flax=flax))
-    findings = [f for f in doctor.check_versions() if f.topic in ("jax", "flax")]
-    assert all(f.status == "ok" for f in findings) == fits
+    reasons = [doctor.excluded_because("jax", jax), doctor.excluded_because("flax", flax)]
+    assert any(reasons) != fits
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("raise OSError('libusb-1.0.so.0: cannot open shared object file')", "libusb-1.0.so.0"),
+        ("import os; os._exit(7)", "status 7"),
+    ],
+)
+def test_what_cannot_be_imported_is_not_ok(
+    code: str, fault: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    for module in ("open3d", "pykdtree"):
+        (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "OPTIONAL", {"open3d-cpu": OPTIONAL["open3d-cpu"]})
+    monkeypatch.setattr(doctor, "CORE", {"pykdtree": "pykdtree"})
+    monkeypatch.setattr(system, "loads", lambda library: library != "libusb-1.0.so.0")
+    (optional,), (core,) = doctor.check_optional(), doctor.check_versions()
+    assert optional.status == core.status == "problem"
+    assert fault in optional.text
+    assert fault in core.text
+    assert optional.remedy == "apt-get install libusb-1.0-0"
+    monkeypatch.setattr(system, "loads", lambda _: True)
+    (optional,) = doctor.check_optional()
+    assert "constraints.txt -e '.[open3d]'" in optional.remedy
+
+
+def test_lines_are_folded_but_commands_are_not(monkeypatch: Patch, capsys: Captured) -> None:
+    found = Finding("luck", "problem", "no luck " * 20, "run " * 30)
+    monkeypatch.setattr(doctor, "diagnose", lambda: [found])
+    doctor.print_report()
+    *text, remedy, end = capsys.readouterr().out.splitlines()
+    assert len(text) > 1
+    assert max(map(len, text)) <= 80
+    assert remedy == f"        -> {found.remedy}"
+    assert end == "1 problem found."
 
 
 def test_another_mujoco_is_noted(monkeypatch: Patch) -> None:
     monkeypatch.setattr(doctor, "installed_version", versions(mujoco="3.8.1"))
-    (mujoco,) = (f for f in doctor.check_optional() if f.topic == "mujoco")
+    monkeypatch.setattr(doctor, "OPTIONAL", {"mujoco": OPTIONAL["mujoco"]})
+    (mujoco,) = doctor.check_optional()
     assert (mujoco.status, mujoco.text[:6]) == ("note", "3.8.1:")
 
 

@@ -10,21 +10,32 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import hdvpd
 from hdvpd.commands.base import AbstractCommand
+from hdvpd.errors import how_to_install
+from hdvpd.system import LIBRARIES, missing_packages
 
 Status = Literal["ok", "note", "problem"]
 
-CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "scipy",
-        "numba", "pykdtree")  # fmt: skip
-"""Packages whose versions decide numbers, stored bytes or speed."""
-
-_INSTALL = "in the clone, run: pip install -c constraints.txt -e "
+CORE = {
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "flax": "flax",
+    "optax": "optax",
+    "orbax-checkpoint": "orbax.checkpoint",
+    "tensorstore": "tensorstore",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "numba": "numba",
+    "pykdtree": "pykdtree",
+}
+"""Packages whose versions decide numbers, stored bytes or speed, and what is imported of them."""
 
 EXCLUDED = {
     ("jax", "0.10.2"): "compiles wrong CPU code (jax-ml/jax#39103)",
@@ -34,18 +45,18 @@ EXCLUDED = {
 """Releases that hdvpd must not run with, and why."""
 
 OPTIONAL = {
-    "mujoco": ("sim", "simulated data"),
-    "h5py": ("import", "importers"),
-    "pyarrow": ("import", "importers"),
-    "av": ("import", "importers"),
-    "open3d-cpu": ("open3d", "neighbour search `open3d`"),
-    "pykeops": ("keops", "neighbour search `keops`"),
-    "tensorboardX": ("tensorboard", "train.tensorboard"),
-    "networkx": ("studies", "`python -m studies` and the tests"),
-    "scikit-learn": ("vision", "images of `python -m studies vision`"),
-    "torch-geometric": ("graphs", "`python -m studies motifs` beside GKAT"),
+    "mujoco": ("mujoco", "sim", "simulated data"),
+    "h5py": ("h5py", "import", "importers"),
+    "pyarrow": ("pyarrow", "import", "importers"),
+    "av": ("av", "import", "importers"),
+    "open3d-cpu": ("open3d", "open3d", "neighbour search `open3d`"),
+    "pykeops": ("pykeops", "keops", "neighbour search `keops`"),
+    "tensorboardX": ("tensorboardX", "tensorboard", "train.tensorboard"),
+    "networkx": ("networkx", "studies", "`python -m studies` and the tests"),
+    "scikit-learn": ("sklearn", "vision", "images of `python -m studies vision`"),
+    "torch-geometric": ("torch_geometric", "graphs", "`python -m studies motifs` beside GKAT"),
 }
-"""Packages that are not core: the extra that brings them, and what they are for."""
+"""Packages that are not core: what is imported of them, the extra that brings them, its purpose."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +90,20 @@ class Doctor(AbstractCommand):
 
 def print_report() -> None:
     """Print all findings and a closing line that counts the problems."""
-    findings = list(diagnose())
-    width = max(len(finding.topic) for finding in findings)
-    for finding in findings:
-        mark = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}[finding.status]
-        print(f"{mark} {finding.topic:{width}}  {finding.text}")
+    problems = 0
+    for finding in diagnose():
+        mark = {"ok": "ok", "note": "note", "problem": "PROBLEM"}[finding.status]
+        _print_folded(f"{mark:8}{finding.topic:18}", finding.text)
         if finding.remedy:
-            print(f"{'':{width + 8}}  -> {finding.remedy}")
-    problems = sum(finding.status == "problem" for finding in findings)
+            # A command stays in one line, to be copied.
+            print(f"{'':8}-> {finding.remedy}", flush=True)
+        problems += finding.status == "problem"
     print(f"{problems} problem{'s' * (problems != 1)} found.")
+
+
+def _print_folded(start: str, text: str) -> None:
+    indent = " " * len(start)
+    print(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=indent), flush=True)
 
 
 def diagnose() -> Iterator[Finding]:
@@ -128,17 +144,45 @@ def check_python() -> list[Finding]:
 def check_versions() -> list[Finding]:
     """Report the core packages, and releases that hdvpd must not run with."""
     findings = []
+    faults = import_faults(CORE)
     for name in CORE:
         version = installed_version(name)
         if version is None:
-            text, remedy = "not installed", _INSTALL + "."
-            findings.append(Finding(name, "problem", text, remedy))
+            findings.append(Finding(name, "problem", "not installed", how_to_install()))
         elif reason := excluded_because(name, version):
             text = f"{version}, which {reason}"
-            findings.append(Finding(name, "problem", text, _INSTALL + "."))
+            findings.append(Finding(name, "problem", text, how_to_install()))
+        elif fault := faults[name]:
+            text = f"{version}, which cannot be imported: {fault}"
+            findings.append(Finding(name, "problem", text, how_to_install()))
         else:
             findings.append(Finding(name, "ok", version))
     return findings
+
+
+def import_faults(modules: Mapping[str, str]) -> dict[str, str]:
+    """Import modules of installed packages outside this process, which they may end.
+
+    Args:
+      modules: full name by package.
+
+    Returns:
+      What went wrong by package; empty where nothing did or the package is not installed.
+    """
+    there = {name: module for name, module in modules.items() if installed_version(name)}
+    # Together they load much once; each alone only to find out which fails.
+    if not _import_fault(", ".join(there.values())):
+        there = {}
+    return dict.fromkeys(modules, "") | {name: _import_fault(there[name]) for name in there}
+
+
+def _import_fault(modules: str) -> str:
+    command = [sys.executable, "-c", f"import {modules}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"Python ended with status {done.returncode}"
 
 
 def excluded_because(name: str, version: str) -> str:
@@ -178,7 +222,7 @@ def check_devices() -> list[Finding]:
             Finding("device", "ok", f"{device.device_kind} ({device.platform}){memory}")
         )
     if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
-        remedy = _INSTALL + "'.[cuda]', and leave JAX_PLATFORMS unset"
+        remedy = f"{how_to_install('cuda')}, and leave JAX_PLATFORMS unset"
         findings.append(Finding("device", "note", "there is a GPU that jax does not use", remedy))
     return findings
 
@@ -235,18 +279,26 @@ def check_compiler() -> list[Finding]:
 
 def check_optional() -> list[Finding]:
     """Report the packages of the extras."""
-    findings = []
-    for name, (extra, purpose) in OPTIONAL.items():
-        version = installed_version(name)
-        if version is None:
-            text, remedy = f"not installed ({purpose})", f"{_INSTALL}'.[{extra}]'"
-            findings.append(Finding(name, "note", text, remedy))
-        elif name == "mujoco" and version != "4.0.0":
-            text = f"{version}: simulated pixels differ from those of 4.0.0"
-            findings.append(Finding(name, "note", text, _INSTALL + "'.[sim]'"))
-        else:
-            findings.append(Finding(name, "ok", version))
-    return findings
+    faults = import_faults({name: module for name, (module, _, _) in OPTIONAL.items()})
+    return [
+        _check_optional(name, extra, purpose, faults[name])
+        for name, (_, extra, purpose) in OPTIONAL.items()
+    ]
+
+
+def _check_optional(name: str, extra: str, purpose: str, fault: str) -> Finding:
+    version = installed_version(name)
+    if version is None:
+        return Finding(name, "note", f"not installed ({purpose})", how_to_install(extra))
+    if fault:
+        packages = missing_packages([extra]) if extra in LIBRARIES else []
+        remedy = f"apt-get install {' '.join(packages)}" if packages else how_to_install(extra)
+        text = f"{version}, which cannot be imported ({purpose}): {fault}"
+        return Finding(name, "problem", text, remedy)
+    if name == "mujoco" and version != "4.0.0":
+        text = f"{version}: simulated pixels differ from those of 4.0.0"
+        return Finding(name, "note", text, how_to_install(extra))
+    return Finding(name, "ok", version)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
