@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_sheet_that_cannot_be_written_is_one_message(path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("imageio.v3.imwrite", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"contact_sheet\.png: No space left"):
         inspect(path)
     assert sorted(f.name for f in path.iterdir()) == ["dataset.json", "episodes"]

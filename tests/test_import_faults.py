@@ -15,6 +15,9 @@ from PIL import Image
 
 from hdvpd.__main__ import main
 from hdvpd.data import writer
+from hdvpd.data.importers import FORMATS
+from hdvpd.data.importers.driver import import_dataset
+from hdvpd.errors import UserError
 
 h5py: Any = extras.needed("h5py")
 extras.needed("mujoco")
@@ -196,5 +199,10 @@ def test_folder_names_the_pictures_that_it_leaves_out(originals, here, capsys):
 
 
 def test_an_unknown_format_is_said_before_anything_else(here, capsys):
-    printed = refused(capsys, "foo", "bar", "--calibration", "gone.json", "--episodes", "x")
-    assert "hdvpd imports no format 'foo'; choose one of folder, lerobot, robotwin" in printed
+    with pytest.raises(UserError, match="imports no format 'foo'; choose one of folder, lerobot"):
+        import_dataset("foo", "bar", "out", calibration="gone.json", episodes="x", step_s=-1)
+    assert main(["data", "import", "foo", "bar", "--out", "out"]) == 2
+    printed = capsys.readouterr().err
+    assert "'foo'" in printed
+    assert all(name in printed for name in FORMATS)
+    assert "bar" not in printed

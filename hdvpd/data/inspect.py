@@ -1,7 +1,6 @@
 """`hdvpd data inspect`: a table of what a data set holds, and a contact sheet of its pictures."""
 
 import collections
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import numpy as np
 import rich.console
 import rich.table
 
+from hdvpd import files
 from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import checks, schema
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 SHEET_NAME = "contact_sheet.png"
 SHEET_COLUMNS = 6
@@ -50,7 +49,9 @@ def inspect(path: str | Path) -> Path:
     for table in (_overview(dataset), _camera_table(dataset, depths), _episode_table(dataset)):
         console.print(table)
     sheet = dataset.path / SHEET_NAME
-    _write_picture(sheet, picture)
+    remedy = "Free space, or copy the data set to a folder that you may write to."
+    with files.explain_write_errors(sheet, remedy):
+        files.replace(sheet, iio.imwrite("<bytes>", picture, extension=".png"))
     console.print(f"Contact sheet: {sheet} (rows: {_rows_of_sheet(dataset, chosen)})")
     return sheet
 
@@ -77,19 +78,6 @@ def contact_sheet(
     width = max(row.shape[1] for row in rows)
     padded = [np.pad(row, ((0, 2), (0, width - row.shape[1]), (0, 0))) for row in rows]
     return np.concatenate(padded)
-
-
-def _write_picture(file: Path, picture: UInt8[np.ndarray, "rows columns 3"]) -> None:
-    aside = file.with_name(f".partial-{os.getpid()}-{file.name}")
-    try:
-        iio.imwrite(aside, picture)
-        aside.replace(file)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise UserError(
-            f"Could not write {file}: {error.strerror}. Free space, or copy the data set to a "
-            "folder that you may write to."
-        ) from error
 
 
 def _one_per_task(episodes: Sequence[EpisodeInfo]) -> list[EpisodeInfo]:

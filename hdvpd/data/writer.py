@@ -8,6 +8,7 @@ write rewrites the shard; TensorStore's threads compress one shard while the nex
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -20,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore
 
-from hdvpd.errors import UserError
+from hdvpd import files
 
 MAX_SHARD_FRAMES = 64
 """Two shards of every image are in memory while an episode is streamed."""
 _ZSTD = {"name": "zstd", "configuration": {"level": -1}}
 """Colours come out as small as with level 1 and are read faster."""
+FREE_SPACE = "Free space or permit writing there"
 INCOMPLETE = "incomplete.json"
 """Lies in a data set while an import is under way or after it failed; readers refuse it."""
 
@@ -43,21 +45,31 @@ def episode_folder(path: Path, number: int) -> Path:
     return path / "episodes" / f"{number:06d}"
 
 
+def make_dataset(path: Path) -> None:
+    """Make the folder of a data set, where it is not there yet.
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    with files.explain_write_errors(path, f"{FREE_SPACE}, or choose another --out."):
+        (path / "episodes").mkdir(parents=True, exist_ok=True)
+
+
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file aside, flush it and rename it into place.
+    """Write a JSON file, all of it or nothing.
 
     Args:
       file: its final place; an earlier version is replaced.
       value: plain values; the same value always gives the same bytes.
+
+    Raises:
+      UserError: the disk is full or not writable.
     """
-    aside = file.with_name(f".partial-{file.name}-{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1, allow_nan=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(file)
-    _flush_folder(file.parent)
+    files.write(file, _as_json(value), f"{FREE_SPACE}, and run the same command again.")
+
+
+def _as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def write_episode(
@@ -96,22 +108,28 @@ def new_episode(path: Path, number: int, meta: Mapping[str, Any]) -> Iterator["E
     final = episode_folder(path, number)
     aside = final.with_name(f".partial-{number:06d}-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
-    refuse = _refusing(path, number)
+    remedy = (
+        f"{FREE_SPACE}, or choose another --out; finished episodes are kept and the same command "
+        "continues."
+    )
+    # Around what writes, and nothing else: what fails inside the caller's block is not the disk's.
+    explained = functools.partial(files.explain_write_errors, f"episode {number} of {path}", remedy)
     try:
-        with refuse():
+        with explained():
             aside.mkdir(parents=True)
         with _locked(aside):
-            episode = EpisodeWriter(aside, refuse)
+            episode = EpisodeWriter(aside, explained)
             try:
                 yield episode
             finally:
                 episode.finish()
-            with refuse():
-                write_json(aside / "episode.json", meta)
-                _flush_folders(aside)
+            with explained():
+                files.replace(aside / "episode.json", _as_json(meta))
+                for folder, _, _ in os.walk(aside):
+                    files.sync(Path(folder))
                 if not final.exists():
                     aside.rename(final)
-                    _flush_folder(final.parent)
+                    files.sync(final.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -123,9 +141,9 @@ class EpisodeWriter:
     """
 
     def __init__(
-        self, folder: Path, refuse: Callable[[], contextlib.AbstractContextManager[None]]
+        self, folder: Path, explained: Callable[[], contextlib.AbstractContextManager[None]]
     ) -> None:
-        self._folder, self._refuse = folder, refuse
+        self._folder, self._explained = folder, explained
         self._growing: dict[str, tensorstore.TensorStore] = {}
         self._writing: list[tensorstore.WriteFutures] = []
 
@@ -138,7 +156,7 @@ class EpisodeWriter:
         Raises:
           UserError: the disk is full or not writable.
         """
-        with self._refuse():
+        with self._explained():
             opening = {n: self._open(n, a.shape, a.dtype) for n, a in arrays.items()}
             # All at once: most of the time goes into flushing, which overlaps.
             writing = [
@@ -159,7 +177,7 @@ class EpisodeWriter:
         Raises:
           UserError: the disk is full or not writable.
         """
-        with self._refuse():
+        with self._explained():
             self._growing[name] = self._open(name, shape, np.dtype(dtype)).result()
 
     def write_frames(self, start: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -173,7 +191,7 @@ class EpisodeWriter:
           UserError: the disk is full or not writable.
         """
         self.finish()
-        with self._refuse():
+        with self._explained():
             self._writing = [
                 self._growing[name][start : start + len(values)].write(np.ascontiguousarray(values))
                 for name, values in arrays.items()
@@ -185,7 +203,7 @@ class EpisodeWriter:
         Raises:
           UserError: the disk is full or not writable.
         """
-        with self._refuse():
+        with self._explained():
             for future in self._writing:
                 future.result()
         self._writing = []
@@ -250,22 +268,6 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _refusing(path: Path, number: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a context that turns failures of writing, and only those, into a message."""
-
-    @contextlib.contextmanager
-    def refuse() -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"Could not write episode {number} of {path}: {_reason(error)}. Free space or "
-                "choose another --out; finished episodes are kept and the same command continues."
-            ) from error
-
-    return refuse
-
-
 def _metadata(shape: tuple[int, ...], dtype: np.dtype, name: str) -> dict[str, Any]:
     images, depth = name.endswith(("/rgb", "/depth")), name.endswith("/depth")
     order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
@@ -297,23 +299,3 @@ def _lz4(itemsize: int) -> dict[str, Any]:
     """Written 1.3 to 4 and read 1.2 to 2 times as fast as zstd on depth (docs/data-format.md)."""
     options = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle", "typesize": itemsize}
     return {"name": "blosc", "configuration": {**options, "blocksize": 0}}
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # TensorStore reports the whole specification after the reason.
-    return str(error).split(" [", 1)[0]
-
-
-def _flush_folders(folder: Path) -> None:
-    for root, _, _ in os.walk(folder):
-        _flush_folder(Path(root))
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

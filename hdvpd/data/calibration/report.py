@@ -3,8 +3,6 @@
 import base64
 import dataclasses
 import html
-import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import rich.console
 import rich.markup
 import rich.table
 
+from hdvpd import files
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, as_plain
 from hdvpd.data.calibration.check import CameraReport, Report
@@ -25,7 +24,6 @@ from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_s
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.writer import write_json
-from hdvpd.errors import UserError
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3
@@ -158,25 +156,15 @@ def write_report(report: Report, folder: Path) -> Path:
     """
     pictures = make_pictures(report)
     page = folder / PAGE_NAME
-    try:
+    with files.explain_write_errors(folder, "Name another folder with --out."):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("check-*.png"):
             old.unlink()
         for name, (_, data) in pictures.items():
-            _replace(folder / name, data)
-        _replace(page, render_page(report, pictures).encode())
+            files.replace(folder / name, data)
+        files.replace(page, render_page(report, pictures))
         write_json(folder / JSON_NAME, as_json(report))
-    except OSError as error:
-        raise UserError(
-            f"Could not write {folder}: {error.strerror or error}. Name another folder with --out."
-        ) from error
     return page
-
-
-def _replace(file: Path, data: bytes) -> None:
-    aside = file.with_name(f".partial-{os.getpid()}-{file.name}")
-    aside.write_bytes(data)
-    aside.replace(file)
 
 
 def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
@@ -198,7 +186,10 @@ def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
             "lead the positions (1 is expected).",
             plot_signals(lags, report.leads),
         )
-    return {name: (caption, _png(image)) for name, (caption, image) in pictures.items()}
+    return {
+        name: (caption, iio.imwrite("<bytes>", image, extension=".png"))
+        for name, (caption, image) in pictures.items()
+    }
 
 
 def _draw(moments: Sequence[Moment], suffix: str) -> dict[str, tuple[str, np.ndarray]]:
@@ -223,12 +214,6 @@ def _draw(moments: Sequence[Moment], suffix: str) -> dict[str, tuple[str, np.nda
                 overlay_views(middle, source, target, index),
             )
     return pictures
-
-
-def _png(image: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    iio.imwrite(stream, image, extension=".png")
-    return stream.getvalue()
 
 
 def as_json(report: Report) -> dict[str, Any]:

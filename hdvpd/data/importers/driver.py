@@ -162,16 +162,11 @@ class _Import:
                     "another --out, or remove it."
                 )
             description = self._describe_first(missing)
-        try:
-            (self._job.out / "episodes").mkdir(parents=True, exist_ok=True)
-            if missing:
-                writer.write_json(self._job.out / writer.INCOMPLETE, {"import": "under way"})
-            if not file.is_file():
-                writer.write_json(file, description)
-        except OSError as error:
-            raise UserError(
-                f"Could not write {file}: {error.strerror}. Free space or choose another --out."
-            ) from error
+        writer.make_dataset(self._job.out)
+        if missing:
+            writer.write_json(self._job.out / writer.INCOMPLETE, {"import": "under way"})
+        if not file.is_file():
+            writer.write_json(file, description)
         writer.clear_partial_episodes(self._job.out)
         return description
 

@@ -172,13 +172,8 @@ def _begin(job: _Job, *, complete: bool) -> None:
             f"{job.out} exists and is no data set (dataset.json is missing). Choose another "
             "--out, or remove it."
         )
-    try:
-        (job.out / "episodes").mkdir(parents=True, exist_ok=True)
-        writer.write_json(file, wanted)
-    except OSError as error:
-        raise UserError(
-            f"Could not write {file}: {error.strerror}. Free space or choose another --out."
-        ) from error
+    writer.make_dataset(job.out)
+    writer.write_json(file, wanted)
 
 
 def _require_same(found: Any, wanted: dict[str, Any], file: Path, *, complete: bool) -> None:

@@ -74,7 +74,7 @@ def write_synthetic_dataset(
         raise UserError("A synthetic data set needs positive episodes, steps, height and width.")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
-    (path / "episodes").mkdir(parents=True, exist_ok=True)
+    writer.make_dataset(path)
     writer.write_json(path / "dataset.json", describe(height, width))
     for number in range(episodes):
         rng = np.random.default_rng([seed, number])
