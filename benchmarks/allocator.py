@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from timing import analytic_batch, peak_gib
 
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.commands.flags import read_flags
 from hdvpd.experiments import load_config
+from hdvpd.system import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step
 
 

@@ -31,7 +31,6 @@ import numpy as np
 from flax import nnx
 from timing import added_mib, fitted_exponent, interleaved, return_freed_memory, surface
 
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
@@ -39,8 +38,9 @@ from hdvpd.attention.walks import Walks, exact_walks
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
 from hdvpd.geometry import z_order
-from hdvpd.host import Kernels
-from hdvpd.neighbors import knn
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.neighbors import knn
+from hdvpd.system import keep_freed_memory
 
 _MODULATION = np.exp(-0.01 * np.arange(4)).astype(np.float32)
 _SCENE = SceneSpec(num_robot_points=1, workspace_min=(0, 0, -1), workspace_max=(1, 1, 1))

@@ -17,7 +17,7 @@ from pykdtree.kdtree import KDTree
 from scipy.spatial import KDTree as ScipyTree
 from timing import interleaved, surface
 
-from hdvpd.neighbors import Backend, knn
+from hdvpd.kernels.neighbors import Backend, knn
 
 
 def scipy_search(points: np.ndarray, k: int) -> np.ndarray:

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from timing import analytic_batch, best_of, peak_gib
 
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
 from hdvpd.errors import UserError
 from hdvpd.experiments import load_config
+from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model, sample_rays
-from hdvpd.neighbors import knn
+from hdvpd.system import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 from hdvpd.types import Batch
 

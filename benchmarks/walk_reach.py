@@ -21,8 +21,8 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.experiments import load_config
+from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model
-from hdvpd.neighbors import knn
 from hdvpd.types import Batch
 
 

@@ -22,7 +22,6 @@ import numpy as np
 from flax import nnx
 
 import hdvpd.train
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -44,6 +43,7 @@ from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
 from hdvpd.experiments import Tables, load_config
 from hdvpd.members import COMPARED, MEMBERS, with_member
+from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 from hdvpd.training.files import write_text
 from hdvpd.training.run_folder import require_same_run

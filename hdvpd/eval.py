@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
@@ -38,6 +37,7 @@ from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_ma
 from hdvpd.evaluation.videos import write_clip
 from hdvpd.experiments import Tables, apply_overrides, to_toml
 from hdvpd.model import Model
+from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
 
 _PLANS = {

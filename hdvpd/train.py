@@ -18,12 +18,12 @@ import jax
 import jax.stages
 from flax import nnx
 
-from hdvpd.allocator import keep_freed_memory
 from hdvpd.array_typing import PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
+from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.reporting import save_first_batch

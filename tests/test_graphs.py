@@ -12,7 +12,7 @@ from hdvpd.attention.graphs import (
     symmetric_weights,
 )
 from hdvpd.errors import UserError
-from hdvpd.neighbors import knn
+from hdvpd.kernels.neighbors import knn
 
 
 def test_matrix_to_lists_and_back():

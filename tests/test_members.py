@@ -19,8 +19,8 @@ from flax import nnx
 
 from hdvpd import sampling
 from hdvpd.dynamics import edges, graph_masks
+from hdvpd.kernels.neighbors import Neighbors
 from hdvpd.model import DYNAMICS
-from hdvpd.neighbors import Neighbors
 from hdvpd.types import ParticleCloud
 
 NUM_PARTICLES = 20

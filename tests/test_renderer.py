@@ -16,7 +16,7 @@ from flax import nnx
 
 from hdvpd.config import RenderConfig
 from hdvpd.geometry import pixel_rays
-from hdvpd.neighbors import knn
+from hdvpd.kernels.neighbors import knn
 from hdvpd.render import kernels_host, renderer
 from hdvpd.render.rays import stratified
 from hdvpd.render.renderer import Renderer, _reached_first

@@ -12,7 +12,7 @@ import scenes
 
 from hdvpd.attention.graphs import edge_graph, matrix_graph, neighbor_graph
 from hdvpd.attention.walks import exact_walks
-from hdvpd.neighbors import knn
+from hdvpd.kernels.neighbors import knn
 
 KERNELS = ("xla", "host")
 

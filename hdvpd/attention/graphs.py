@@ -10,7 +10,7 @@ import numpy as np
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.attention.sparse_rows import multiply, multiply_transposed
 from hdvpd.errors import UserError
-from hdvpd.neighbors import Neighbors
+from hdvpd.kernels.neighbors import Neighbors
 
 
 @pytree

@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known
+from hdvpd.attention import walks_host
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.walks import WalkMask, check_modulation, walk_rows
 from hdvpd.attention.walks import Walks, merged
 from hdvpd.errors import UserError
-from hdvpd.host import Kernels, host_call, use_host_kernels
+from hdvpd.kernels.choice import Kernels, use_host_kernels
+from hdvpd.kernels.host import host_call
 
 _SMALLEST_F0 = 1e-6
 
@@ -102,7 +104,7 @@ def _host_forward(query, key, value, modulation, walks):
     primals = (query, key, value, modulation)
     results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (value, walks.num_entries)]
     out, normalizer = host_call(
-        "hdvpd.attention.walks_host:forward",
+        walks_host.forward,
         results, *primals, walks.nodes, walks.loads, walks.num_entries,
     )  # fmt: skip
     return out, (primals, walks, (out, normalizer))
@@ -112,7 +114,7 @@ def _host_backward(residuals, out_bar):
     primals, walks, saved = residuals
     results = [jax.ShapeDtypeStruct(primal.shape, np.float32) for primal in primals]
     cotangents = host_call(
-        "hdvpd.attention.walks_host:backward",
+        walks_host.backward,
         results, *primals, walks.nodes, walks.loads, walks.num_entries,
         walks.incoming, walks.incoming_offsets, *saved, out_bar,
     )  # fmt: skip

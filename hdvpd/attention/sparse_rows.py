@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Float, Int, JaxArray
-from hdvpd.host import host_call, use_host_kernels
+from hdvpd.attention import sparse_rows_host
+from hdvpd.kernels.choice import use_host_kernels
+from hdvpd.kernels.host import host_call
 
 # Numbers in a block of rows: 256 KiB of float32, about half of a second-level cache.
 _BLOCK_SIZE = 1 << 16
@@ -71,7 +73,7 @@ def _on_host(*arrays: Array) -> bool:
 
 def _call(name: str, shape: tuple[int, ...], *arguments: Array) -> JaxArray:
     result = jax.ShapeDtypeStruct(shape, np.float32)
-    return host_call(f"hdvpd.attention.sparse_rows_host:{name}", [result], *arguments)[0]
+    return host_call(getattr(sparse_rows_host, name), [result], *arguments)[0]
 
 
 # The loops are compiled by themselves, for callers outside of a compiled program.

@@ -11,7 +11,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.compiled import parallel_njit
+from hdvpd.kernels.compiled import parallel_njit
 
 # Columns of a slab: a cache line of float32.
 _SLAB = 16

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey, Shaped, pytree
+from hdvpd.attention import walks_host
 from hdvpd.attention.couplings import (
     Coupling,
     antithetic_draws,
@@ -25,7 +26,8 @@ from hdvpd.attention.couplings import (
 )
 from hdvpd.attention.graphs import Graph
 from hdvpd.errors import UserError
-from hdvpd.host import Kernels, host_call, use_host_kernels
+from hdvpd.kernels.choice import Kernels, use_host_kernels
+from hdvpd.kernels.host import host_call
 
 # Pairs of walkers of one token compared at once by the repelling rule (64 MiB of booleans).
 _BLOCK_PAIRS = 1 << 26
@@ -94,8 +96,8 @@ def _merged_walks(graph: Graph, num_hops: int) -> Walks:
     num_tokens, k = graph.neighbors.shape
     width = sum(k**hop for hop in range(num_hops + 1))
     results = _merged_shapes(num_tokens, width, num_hops)
-    function = "hdvpd.attention.walks_host:exact_walks"
-    return Walks(*host_call(function, results, graph.neighbors, graph.weights))
+    call = walks_host.exact_walks
+    return Walks(*host_call(call, results, graph.neighbors, graph.weights))
 
 
 @pytree
@@ -267,8 +269,8 @@ def _merge(
     """Return the rows of `_list` with equal nodes merged, and their transpose's order."""
     num_tokens, width = nodes.shape
     results = _merged_shapes(num_tokens, width, num_hops)
-    function = "hdvpd.attention.walks_host:merge"
-    return Walks(*host_call(function, results, nodes, shares, hops.astype(np.int32)))
+    call = walks_host.merge
+    return Walks(*host_call(call, results, nodes, shares, hops.astype(np.int32)))
 
 
 def _merged_shapes(num_tokens: int, width: int, num_hops: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -13,7 +13,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit, prange
 
-from hdvpd.compiled import parallel_njit
+from hdvpd.kernels.compiled import group_by, parallel_njit
 
 
 @njit(cache=True, parallel=True)
@@ -54,35 +54,6 @@ def _follow(
         num_entries[token] = used
 
 
-@njit(cache=True)
-@no_type_check
-def group_by(
-    targets: np.ndarray, counts: np.ndarray, slots: np.ndarray, offsets: np.ndarray
-) -> None:
-    """Order (row, column) slots of ragged rows by target, as in a counting sort.
-
-    Args:
-      targets: (r, w) target of every slot.
-      counts: (r,) slots in use per row.
-      slots: (r * w,) gets row * w + column, grouped by target, and 0 after the last one in use.
-      offsets: (number of targets + 1,) gets each target's first position in `slots`, and the end.
-    """
-    rows, width = targets.shape
-    offsets[:] = 0
-    for row in range(rows):
-        for column in range(counts[row]):
-            offsets[targets[row, column] + 1] += 1
-    for target in range(len(offsets) - 1):
-        offsets[target + 1] += offsets[target]
-    position = offsets[:-1].copy()
-    slots[:] = 0
-    for row in range(rows):
-        for column in range(counts[row]):
-            target = targets[row, column]
-            slots[position[target]] = row * width + column
-            position[target] += 1
-
-
 def exact_walks(
     neighbors: np.ndarray,
     weights: np.ndarray,
@@ -94,7 +65,11 @@ def exact_walks(
 ) -> None:
     """Fill in the fields of `Walks` with equal nodes merged."""
     _follow(neighbors, weights, nodes, loads, num_entries)
-    group_by(nodes, num_entries, incoming, incoming_offsets)
+    group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)
+
+
+def _used(nodes: np.ndarray, num_entries: np.ndarray) -> np.ndarray:
+    return np.arange(nodes.shape[1], dtype=np.int32)[None] < num_entries[:, None]
 
 
 @njit(cache=True, parallel=True)
@@ -148,7 +123,7 @@ def merge(
       incoming_offsets: see `Walks`.
     """
     _merge(listed, shares, hops, nodes, loads, num_entries)
-    group_by(nodes, num_entries, incoming, incoming_offsets)
+    group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)
 
 
 @parallel_njit()

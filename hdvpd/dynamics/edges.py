@@ -6,8 +6,8 @@ from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.kernels.neighbors import Backend, knn
 from hdvpd.layers import LayerNorm, Linear
-from hdvpd.neighbors import Backend, knn
 from hdvpd.numerics import safe_norm
 
 OFFSET_DIM = 4

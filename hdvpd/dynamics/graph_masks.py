@@ -17,7 +17,7 @@ from hdvpd.attention.masks.diffusion import diffusion_mask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.walks import Walks, exact_walks, merged, sample_walks
 from hdvpd.config import ModelConfig
-from hdvpd.neighbors import knn
+from hdvpd.kernels.neighbors import knn
 
 
 class GraphMask(NamedTuple):

@@ -14,11 +14,12 @@ from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey
 from hdvpd.config import RenderConfig
-from hdvpd.host import Kernels
+from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 from hdvpd.layers import LayerNorm, Linear
-from hdvpd.neighbors import Backend, Neighbors, knn
 from hdvpd.render.compositing import composite
-from hdvpd.render.kernels import annular_features, annular_sums
+from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import proposal_density, propose, stratified
 from hdvpd.types import ParticleCloud, Rays, Rendering
 

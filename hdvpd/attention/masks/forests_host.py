@@ -11,7 +11,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.compiled import parallel_njit
+from hdvpd.kernels.compiled import parallel_njit
 
 # Columns that one thread carries through both passes.
 _SLAB = 16

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
+from hdvpd.attention.masks import forests_host
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
 from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
 from hdvpd.errors import UserError
-from hdvpd.host import host_call, use_host_kernels
+from hdvpd.kernels.choice import use_host_kernels
+from hdvpd.kernels.host import host_call
 
 # Numbers in the largest temporary of a product, one column's at least: 4 MiB of float32.
 _CHUNK_SIZE = 1 << 20
@@ -147,7 +149,7 @@ def _exponential_sums(
     weights, sent = jnp.exp(exponents), put_tokens(forest, x)
     if use_host_kernels("auto") and sent.dtype == np.float32:
         results = [jax.ShapeDtypeStruct(sent.shape, np.float32)] * 2
-        function = "hdvpd.attention.masks.forests_host:weighted_path_sums"
+        function = forests_host.weighted_path_sums
         structure = (
             forest.above.reshape(-1),
             forest.below.reshape(-1, 2),

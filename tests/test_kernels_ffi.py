@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hdvpd.ffi import ffi_call
+from hdvpd.kernels.ffi import ffi_call
 
 ADDRESSES = []
 
@@ -30,7 +30,7 @@ def write_to_argument(values, result):
 @jax.jit
 def call(values, factors):
     results = [jax.ShapeDtypeStruct(values.shape, np.float32), jax.ShapeDtypeStruct((), np.float32)]
-    return ffi_call(f"{__name__}:scale_rows", results, values, factors)
+    return ffi_call(scale_rows, results, values, factors)
 
 
 def inputs(*batch, rows=5):
@@ -87,10 +87,24 @@ def test_runs_on_both_devices_and_on_sharded_arrays():
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [("refuse", r"ValueError: cannot work on shape \(3,\)"), ("write_to_argument", "read-only")],
+    [(refuse, r"ValueError: cannot work on shape \(3,\)"), (write_to_argument, "read-only")],
 )
 def test_errors_arrive_with_their_traceback(function, message):
     result = [jax.ShapeDtypeStruct((3,), np.float32)]
-    name = f"{__name__}:{function}"
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        jax.block_until_ready(jax.jit(lambda x: ffi_call(name, result, x))(jnp.zeros(3)))
+        jax.block_until_ready(jax.jit(lambda x: ffi_call(function, result, x))(jnp.zeros(3)))
+
+
+def test_one_name_stands_for_one_function():
+    # A program compiled for the first, from the cache on disk perhaps, would run the second.
+    def make(value):
+        def fill(result):
+            result[...] = value
+
+        return fill
+
+    result = [jax.ShapeDtypeStruct((), np.float32)]
+    fives, sixes = make(5), make(6)
+    assert jax.jit(lambda: ffi_call(fives, result))()[0] == 5
+    with pytest.raises(ValueError, match=r"two functions .*make.<locals>.fill"):
+        ffi_call(sixes, result)

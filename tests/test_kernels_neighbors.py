@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import references
 
-from hdvpd import neighbors
 from hdvpd.errors import UserError
+from hdvpd.kernels import neighbors
+from hdvpd.kernels.neighbors_host import SEARCHES
 
 NUM_QUERIES, NUM_POINTS = 23, 40
 
@@ -213,9 +214,10 @@ def test_blockwise_search_never_holds_all_distances():
 def test_missing_backend_says_what_to_install(clouds, name, package):
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
-    host_search = {"open3d": neighbors._open3d, "keops": neighbors._keops}[name]
+    everywhere = np.ones(NUM_POINTS, bool), np.full(2, np.inf, np.float32)
+    found = np.empty((NUM_QUERIES, 3), np.int32), np.empty((NUM_QUERIES, 3), np.float32)
     with pytest.raises(UserError, match=rf"pip install .* -e '\.\[{name}\]'"):
-        host_search(*clouds, 3, np.inf)
+        SEARCHES[name](*clouds, *everywhere, *found)
     # Inside a traced program jax wraps the error; its text must survive.
     with pytest.raises(Exception, match=rf"pip install .* -e '\.\[{name}\]'"):
         jax.block_until_ready(neighbors.knn(*clouds, 3, backend=name))

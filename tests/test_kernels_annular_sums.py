@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import references
 
-from hdvpd.neighbors import knn
-from hdvpd.render.kernels import annular_features, annular_sums
+from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.neighbors import knn
+from hdvpd.render.interpolation import annular_features
 
 RADII, BANDWIDTHS = (0.0, 0.01, 0.02, 0.05), (0.01, 0.01, 0.01, 0.05)
 KERNELS = ("xla", "host")

@@ -1,17 +1,15 @@
-"""Compiled host code of the annular kernels (numba): twin of `kernels.annular_sums`.
+"""Compiled host form of sums under annular kernels.
 
 Neither the gathered features nor a scatter exist: the backward pass groups neighbours by particle
 and sums each particle's cotangent in a fixed order, so results do not depend on threads.
-
-`no_type_check` keeps the tests' shape checker from wrapping what numba has to compile.
 """
 
 from typing import no_type_check
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-from hdvpd.compiled import parallel_njit
+from hdvpd.kernels.compiled import group_by, parallel_njit
 
 _EPS = np.float32(1e-12)
 
@@ -46,30 +44,6 @@ def forward(
                 for channel in range(channels):
                     sums[query, kernel, channel] += weight * features[particle, channel]
                 sums[query, kernel, channels] += weight
-
-
-@njit(cache=True)
-@no_type_check
-def _group_by_particle(
-    indices: np.ndarray, found: np.ndarray, num_particles: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Order the found (query, neighbour) slots by particle, as in a counting sort."""
-    offsets = np.zeros(num_particles + 1, np.int64)
-    for query in range(indices.shape[0]):
-        for neighbor in range(indices.shape[1]):
-            if found[query, neighbor]:
-                offsets[indices[query, neighbor] + 1] += 1
-    for particle in range(num_particles):
-        offsets[particle + 1] += offsets[particle]
-    position = offsets[:-1].copy()
-    slots = np.empty(offsets[-1], np.int64)
-    for query in range(indices.shape[0]):
-        for neighbor in range(indices.shape[1]):
-            if found[query, neighbor]:
-                particle = indices[query, neighbor]
-                slots[position[particle]] = query * indices.shape[1] + neighbor
-                position[particle] += 1
-    return slots, offsets
 
 
 @parallel_njit()
@@ -124,7 +98,9 @@ def backward(
     features_bar: np.ndarray,
 ) -> None:
     """Fill in the cotangents of positions and features."""
-    slots, offsets = _group_by_particle(indices, found, len(positions))
+    slots = np.empty(indices.size, np.int64)
+    offsets = np.empty(len(positions) + 1, np.int64)
+    group_by(indices, found, slots, offsets)
     _backward(
         positions, features, queries, slots, offsets, indices.shape[1], sums_bar, radii,
         bandwidths, positions_bar, features_bar,

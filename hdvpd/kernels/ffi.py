@@ -8,9 +8,8 @@ XLA promises to keep a version working for at least twelve months (same file).
 
 import ctypes
 import functools
-import pkgutil
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -93,7 +92,7 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 
 
 def ffi_call(
-    function: str, results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
+    function: Callable[..., None], results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
 ) -> list[jax.Array]:
     """Call a function that fills arrays in place from a traced program, on CPU.
 
@@ -101,17 +100,16 @@ def ffi_call(
     The function runs while XLA waits and may not call jax.
 
     Args:
-      function: its name, as in "package.module:function", imported when first run. It gets numpy
-        views of the arguments (read-only) and of the results (not initialised), in this order, and
-        is pure.
+      function: a pure function of a module, which gets numpy views of the arguments (read-only)
+        and of the results (not initialised), in this order.
       results: shapes and dtypes to fill.
       *arguments: arrays.
 
     Raises:
+      ValueError: another function of the same module and name was called before.
       XlaRuntimeError: the function raised; the message holds its traceback.
     """
-    _register(function)
-    call = jax.ffi.ffi_call(function, tuple(results), vmap_method="sequential")
+    call = jax.ffi.ffi_call(_register(function), tuple(results), vmap_method="sequential")
     return list(call(*arguments))
 
 
@@ -120,12 +118,21 @@ _HANDLERS: dict[str, Any] = {}
 
 
 @functools.cache
-def _register(function: str) -> None:
-    _HANDLERS[function] = _Handler(functools.partial(_handle, function))
-    jax.ffi.register_ffi_target(function, jax.ffi.pycapsule(_HANDLERS[function]), platform="cpu")
+def _register(function: Any) -> str:
+    """Make a function known to XLA, once, and return the name under which it is.
+
+    Programs and the compilation cache hold the name: it must stand for one function only, and for
+    the same one in every process.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in _HANDLERS:
+        raise ValueError(f"two functions {name}: compiled programs could call either.")
+    _HANDLERS[name] = _Handler(functools.partial(_handle, function))
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_HANDLERS[name]), platform="cpu")
+    return name
 
 
-def _handle(function: str, frame: Any) -> int | None:
+def _handle(function: Callable[..., None], frame: Any) -> int | None:
     """Answer XLA's question for our version, or run the function; return no error or one."""
     frame = frame.contents
     if frame.extension:
@@ -135,7 +142,7 @@ def _handle(function: str, frame: Any) -> int | None:
             version.major, version.minor = _VERSION
             return None
     try:
-        pkgutil.resolve_name(function)(
+        function(
             *_views(frame.arguments, writeable=False),
             *_views(frame.results, writeable=True),
         )

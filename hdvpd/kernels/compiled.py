@@ -1,0 +1,56 @@
+"""numba as the compiled host code uses it.
+
+`no_type_check` on compiled functions keeps the tests' shape checker from wrapping what numba has to
+compile.
+"""
+
+import functools
+from typing import Any, no_type_check
+
+import numpy as np
+from numba import config, njit
+
+_settings: Any = config
+# OpenMP before TBB, whose outdated copy another package (Open3D) may already have loaded.
+_settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+# Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
+parallel_njit = functools.partial(
+    njit, cache=True, parallel=True, fastmath={"reassoc", "contract", "nsz"}
+)
+"""Compile for all cores; results do not depend on their number if each writes rows of its own."""
+
+SLAB = 16
+"""Columns that one thread takes: a cache line of float32."""
+
+
+@njit(cache=True)
+@no_type_check
+def group_by(targets: np.ndarray, used: np.ndarray, slots: np.ndarray, offsets: np.ndarray) -> None:
+    """Order the (row, column) slots of a table by target, as in a counting sort.
+
+    A scatter to targets then becomes a gather by targets, whose sums are in the order of the slots
+    whatever the number of threads.
+
+    Args:
+      targets: (r, w) target of every slot.
+      used: (r, w) which slots there are.
+      slots: (r * w,) gets row * w + column, grouped by target, and 0 after the last one in use.
+      offsets: (number of targets + 1,) gets each target's first position in `slots`, and the end.
+    """
+    rows, width = targets.shape
+    offsets[:] = 0
+    for row in range(rows):
+        for column in range(width):
+            if used[row, column]:
+                offsets[targets[row, column] + 1] += 1
+    for target in range(len(offsets) - 1):
+        offsets[target + 1] += offsets[target]
+    position = offsets[:-1].copy()
+    slots[:] = 0
+    for row in range(rows):
+        for column in range(width):
+            if used[row, column]:
+                target = targets[row, column]
+                slots[position[target]] = row * width + column
+                position[target] += 1
