@@ -16,8 +16,9 @@ from flax import nnx
 
 from hdvpd.config import RenderConfig
 from hdvpd.geometry import pixel_rays
+from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.neighbors import knn
-from hdvpd.render import kernels_host, renderer
+from hdvpd.render import renderer
 from hdvpd.render.rays import stratified
 from hdvpd.render.renderer import Renderer, _reached_first
 from hdvpd.types import Camera, ParticleCloud, Rays
@@ -304,13 +305,13 @@ def test_skipping_empty_samples_changes_nothing(monkeypatch):
 
 def test_samples_out_of_reach_are_not_shaded(monkeypatch):
     shaded = []
-    forward = kernels_host.forward
+    forward = annular_sums_host.forward
 
     def counting(positions, features, queries, *rest):
         shaded.append(len(queries))
         return forward(positions, features, queries, *rest)
 
-    monkeypatch.setattr(kernels_host, "forward", counting)
+    monkeypatch.setattr(annular_sums_host, "forward", counting)
     clouds, rays = blob(spread=0.005), camera_rays(height=24, width=32)
     config = RenderConfig(near=0.1, far=1.0, eval_num_samples=64, eval_num_proposals=0)
     jax.block_until_ready(jitted(config=config, kernels="host")(clouds, rays))
