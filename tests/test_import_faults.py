@@ -200,7 +200,7 @@ def test_folder_names_the_pictures_that_it_leaves_out(originals, here, capsys):
 
 def test_an_unknown_format_is_said_before_anything_else(here, capsys):
     with pytest.raises(UserError, match="imports no format 'foo'; choose one of folder, lerobot"):
-        import_dataset("foo", "bar", "out", calibration="gone.json", episodes="x", step_s=-1)
+        import_dataset("foo", "bar", "out", calibration="gone.json", episodes="x", step_s=-1.0)
     assert main(["data", "import", "foo", "bar", "--out", "out"]) == 2
     printed = capsys.readouterr().err
     assert "'foo'" in printed
