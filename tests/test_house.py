@@ -27,7 +27,6 @@ LONG_FILES = {
     "hdvpd.config",
     "hdvpd.data.calibration.mistakes",
     "hdvpd.data.importers.driver",
-    "hdvpd.data.schema",
 }
 LONG_FUNCTIONS = {
     "hdvpd.attention.walks.sample_walks",

@@ -17,6 +17,8 @@ from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton
 FORMAT = "hdvpd-dataset"
 VERSION = 1
 SPLITS = ("train", "validation", "test")
+CONVENTIONS = {"axes": "opencv", "pixel_centre": 0.5, "depth": "planar_z"}
+"""What every camera says of itself (docs/conventions.md)."""
 GRIPPER_UNITS = {"m": 0.05, "rad": 1.0, "1": 1.0}
 """In which unit a gripper's joint enters the model, by the joint's own: of order one."""
 
@@ -125,25 +127,6 @@ class DatasetInfo:
     raw: Json = dataclasses.field(repr=False)
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """Shape and type an array of an episode must have.
-
-    Attributes:
-      shapes: the shapes allowed; more than one where a row per frame is optional.
-      dtypes: the types allowed.
-      dimensions: names of the axes of the longest shape.
-      optional: whether an episode may lack it.
-      chunk_frames: whether each frame is a chunk of its own inside a shard.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    dimensions: tuple[str, ...]
-    optional: bool = False
-    chunk_frames: bool = False
-
-
 def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
     """Read a decoded dataset.json.
 
@@ -190,6 +173,12 @@ def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
         objects=parse_objects(raw.get("objects", []), file),
         raw=raw,
     )
+
+
+def describe_camera(height: int, width: int, mount: str = "world") -> dict[str, Any]:
+    """Return the entry of a camera in dataset.json; depth is stored in metres."""
+    size = {"height": height, "width": width}
+    return {**size, **CONVENTIONS, "depth_unit_m": 1.0, "mount": mount}
 
 
 def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
@@ -257,43 +246,6 @@ def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
     return tuple(found)
 
 
-def array_specs(info: DatasetInfo, length: int) -> dict[str, ArraySpec]:
-    """List the arrays an episode must or may have, privileged truth aside.
-
-    Args:
-      info: of the data set.
-      length: frames of the episode.
-
-    Returns:
-      Expectations by path inside the episode's folder.
-    """
-    frames, joints, links = length, len(info.robot.joints), len(info.robot.links)
-    pose = ("time", "row", "column")
-    link_pose = ("time", "link", "row", "column")
-    specs = {"time_s": ArraySpec(((frames,),), ("float64",), ("time",))}
-    for name, camera in info.cameras.items():
-        image = (frames, camera.height, camera.width)
-        folder = f"cameras/{name}"
-        specs[f"{folder}/rgb"] = ArraySpec(
-            ((*image, 3),), ("uint8",), ("time", "row", "column", "channel"), chunk_frames=True
-        )
-        specs[f"{folder}/depth"] = ArraySpec(
-            (image,), ("float32", "uint16"), ("time", "row", "column"), chunk_frames=True
-        )
-        for key, size in (("intrinsics", 3), ("camera_to_world", 4)):
-            shapes = ((size, size), (frames, size, size))
-            if camera.mount != "world" and key == "camera_to_world":
-                shapes = shapes[1:]
-            specs[f"{folder}/{key}"] = ArraySpec(shapes, ("float64",), pose)
-    for key in ("joint_positions", "joint_targets"):
-        specs[f"robot/{key}"] = ArraySpec(((frames, joints),), ("float32",), ("time", "joint"))
-    for key in ("link_to_world", "target_link_to_world"):
-        specs[f"robot/{key}"] = ArraySpec(
-            ((frames, links, 4, 4),), ("float32",), link_pose, optional=True
-        )
-    return specs
-
-
 def split_of(number: int, episodes: int) -> Literal["train", "validation", "test"]:
     """Say to which split a simulated episode belongs.
 
@@ -316,8 +268,7 @@ def split_of(number: int, episodes: int) -> Literal["train", "validation", "test
 def _parse_camera(raw: Any, key: str, file: Path) -> CameraInfo:
     if not isinstance(raw, Mapping):
         raise UserError(f"{file}: {key} = {raw!r} should be an object with height and width.")
-    conventions = {"axes": "opencv", "pixel_centre": 0.5, "depth": "planar_z"}
-    for name, expected in conventions.items():
+    for name, expected in CONVENTIONS.items():
         if raw.get(name, expected) != expected:
             raise UserError(
                 f"{file}: {key}.{name} = {raw[name]!r}, but the native format stores "

@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore
 
 from hdvpd.config import DataConfig, SceneSpec
-from hdvpd.data import schema, writer
+from hdvpd.data import arrays, schema, writer
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.writer import episode_folder, finished_episodes
 from hdvpd.errors import UserError
@@ -183,8 +183,8 @@ class Dataset:
           UserError: one is missing, or not what it should be.
         """
         for episode in self.episodes:
-            for name, spec in schema.array_specs(self.info, episode.length).items():
-                if not spec.optional or self.has_array(episode.number, name):
+            for name in arrays.names_of(self.info):
+                if not arrays.spec_of(name).optional or self.has_array(episode.number, name):
                     self.open_array(episode.number, name)
 
     def open_array(self, number: int, name: str) -> tensorstore.TensorStore:
@@ -219,9 +219,7 @@ class Dataset:
                 f"it from a copy, or delete {file.parents[len(Path(name).parts) - 1]} and write "
                 "the episode again."
             ) from error
-        expected = schema.array_specs(self.info, self.episode(number).length).get(name)
-        if expected is not None:
-            self._check(array, expected, number, name, file)
+        self._check(array, number, name, file)
         return array
 
     def has_array(self, number: int, name: str) -> bool:
@@ -275,8 +273,9 @@ class Dataset:
         views = {}
         for name in names:
             array = self.open_array(number, name)
-            fixed = name.endswith(("/intrinsics", "/camera_to_world")) and array.rank == 2
-            if start is not None and not fixed:
+            spec = arrays.spec_of(name)
+            still = spec.steady and array.rank < len(spec.dimensions)
+            if start is not None and not still:
                 array = array[start : start + (length or 1)]
             views[name] = array
         futures = {name: view.read() for name, view in views.items()}
@@ -292,32 +291,26 @@ class Dataset:
         file = episode_folder(self.path, number) / "episode.json"
         return schema.parse_episode(read_json(file), number, file)
 
-    def _check(
-        self,
-        array: tensorstore.TensorStore,
-        expected: schema.ArraySpec,
-        number: int,
-        name: str,
-        file: Path,
-    ) -> None:
-        dtype = array.dtype.name
-        if dtype not in expected.dtypes:
+    def _check(self, array: tensorstore.TensorStore, number: int, name: str, file: Path) -> None:
+        shapes = arrays.shapes_of(name, self.info, self.episode(number).length)
+        dtype, dtypes = array.dtype.name, arrays.spec_of(name).dtypes
+        if dtypes and dtype not in dtypes:
             raise UserError(
                 f"{file}: array '{name}' of episode {number} has type {dtype}, expected "
-                f"{' or '.join(expected.dtypes)}; write it again with that type."
+                f"{' or '.join(dtypes)}; write it again with that type."
             )
-        if tuple(array.shape) not in expected.shapes:
+        if shapes and tuple(array.shape) not in shapes:
             raise UserError(
                 f"{file}: array '{name}' of episode {number} has shape {tuple(array.shape)}, "
-                f"expected {' or '.join(map(str, expected.shapes))} from dataset.json and "
-                "episode.json; write the episode again."
+                f"expected {' or '.join(map(str, shapes))} from dataset.json and episode.json; "
+                "write the episode again."
             )
 
     def _damaged(
         self, number: int, name: str, view: tensorstore.TensorStore, error: Exception
     ) -> UserError:
         folder = episode_folder(self.path, number)
-        frame = _first_damaged_frame(view)
+        frame = _first_damaged_frame(view) if arrays.spec_of(name).chunk_frames else None
         where = "" if frame is None else f" frame {frame}"
         reason = str(error).split(":", 1)[0]
         meaning = {"DATA_LOSS": "its checksum does not match", "NOT_FOUND": "data are missing"}
@@ -333,8 +326,6 @@ def _joined(labels: Iterable[str]) -> str:
 
 
 def _first_damaged_frame(view: tensorstore.TensorStore) -> int | None:
-    if view.rank < 3:
-        return None
     begin, end = view.domain[0].inclusive_min, view.domain[0].exclusive_max
     for frame in range(begin, end):
         try:

@@ -17,6 +17,14 @@ import numpy as np
 from hdvpd import kinematics
 from hdvpd.config import DataConfig
 from hdvpd.data import checks, resizing
+from hdvpd.data.arrays import (
+    CAMERA_KEYS,
+    JOINT_POSITIONS,
+    JOINT_TARGETS,
+    LINKS,
+    TARGET_LINKS,
+    camera_array,
+)
 from hdvpd.data.schema import CameraInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
@@ -185,7 +193,7 @@ def read_window(
             f"{length} frames from frame {start} does not fit."
         )
     cameras = select_cameras(dataset, data_config)
-    names = [f"cameras/{c}/{key}" for c in cameras for key in _CAMERA_ARRAYS]
+    names = [camera_array(c, key) for c in cameras for key in CAMERA_KEYS]
     missing = [n for n in _LINK_ARRAYS if not dataset.has_array(episode, n)]
     if missing:
         raise UserError(
@@ -236,9 +244,7 @@ def read_robot(dataset: Dataset, episode: int, start: int, length: int) -> Robot
     return _read_robot(values, checks.Place(dataset.path, episode, start), dataset.robot.skeleton)
 
 
-_CAMERA_ARRAYS = ("rgb", "depth", "intrinsics", "camera_to_world")
-_ROBOT_ARRAYS = ["robot/joint_positions", "robot/joint_targets"]
-_LINK_ARRAYS = ["robot/link_to_world", "robot/target_link_to_world"]
+_ROBOT_ARRAYS, _LINK_ARRAYS = [JOINT_POSITIONS, JOINT_TARGETS], [LINKS, TARGET_LINKS]
 
 
 def _read_view(
@@ -248,7 +254,7 @@ def _read_view(
     info: CameraInfo,
     data_config: DataConfig,
 ) -> RgbdFrames:
-    rgb, depth, intrinsics, pose = (values[f"cameras/{camera}/{k}"] for k in _CAMERA_ARRAYS)
+    rgb, depth, intrinsics, pose = (values[camera_array(camera, key)] for key in CAMERA_KEYS)
     intrinsics = np.broadcast_to(intrinsics, (len(rgb), 3, 3))
     pose = np.broadcast_to(pose, (len(rgb), 4, 4))
     depth_m = depth.astype(np.float32)

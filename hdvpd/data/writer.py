@@ -22,6 +22,7 @@ import numpy.typing as npt
 import tensorstore
 
 from hdvpd import files
+from hdvpd.data import arrays as declared
 
 MAX_SHARD_FRAMES = 64
 """Two shards of every image are in memory while an episode is streamed."""
@@ -269,15 +270,15 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _metadata(shape: tuple[int, ...], dtype: np.dtype, name: str) -> dict[str, Any]:
-    images, depth = name.endswith(("/rgb", "/depth")), name.endswith("/depth")
+    spec = declared.spec_of(name)
     order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", **order},
-        _lz4(dtype.itemsize) if depth else _ZSTD,
+        _lz4(dtype.itemsize) if spec.codec == "lz4" else _ZSTD,
         {"name": "crc32c"},
     ]
     chunk = list(shape)
-    if images:
+    if spec.chunk_frames:
         frame = {"chunk_shape": [1, *chunk[1:]], "codecs": codecs}
         codecs = [{"name": "sharding_indexed", "configuration": frame}]
         chunk[0] = min(chunk[0], MAX_SHARD_FRAMES)
@@ -290,12 +291,11 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype, name: str) -> dict[str, A
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "codecs": codecs,
     }
-    if images:
-        metadata["dimension_names"] = ["time", "row", "column", "channel"][: len(shape)]
+    if spec.chunk_frames:
+        metadata["dimension_names"] = list(spec.dimensions)
     return metadata
 
 
 def _lz4(itemsize: int) -> dict[str, Any]:
-    """Written 1.3 to 4 and read 1.2 to 2 times as fast as zstd on depth (docs/data-format.md)."""
     options = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle", "typesize": itemsize}
     return {"name": "blosc", "configuration": {**options, "blocksize": 0}}

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from hdvpd.data import checks
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.calibration import limits, signals
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.images import DepthValues, intrinsics_faults
@@ -69,8 +70,7 @@ def robot_array_findings(dataset: Dataset, episodes: Sequence[EpisodeInfo]) -> I
     for episode in episodes:
         number = episode.number
         place = checks.Place(dataset.path, number, 0)
-        for key in ("joint_positions", "joint_targets", "link_to_world", "target_link_to_world"):
-            name = f"robot/{key}"
+        for name in (JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS):
             if not dataset.has_array(number, name):
                 continue
             values = dataset.read(number, name)

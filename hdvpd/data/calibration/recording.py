@@ -10,6 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdvpd.array_typing import Float, Int, Shaped
+from hdvpd.data.arrays import (
+    CAMERA_KEYS,
+    JOINT_POSITIONS,
+    JOINT_TARGETS,
+    LINKS,
+    OBJECTS,
+    TARGET_LINKS,
+    camera_array,
+)
 from hdvpd.data.calibration import signals
 from hdvpd.data.calibration.views import Moment, View, thin
 from hdvpd.data.schema import EpisodeInfo, ObjectInfo
@@ -18,8 +27,6 @@ from hdvpd.kinematics import kinematic_points
 
 MAX_PIXELS = 20_000
 MAX_FRAMES = 256
-LINKS, TARGET_LINKS = "robot/link_to_world", "robot/target_link_to_world"
-OBJECTS = "truth/object_to_world"
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,7 @@ def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapsho
       UserError: an array is missing or damaged.
     """
     number = episode.number
-    keys = ("rgb", "depth", "intrinsics", "camera_to_world")
-    names = [f"cameras/{camera}/{key}" for camera in dataset.cameras for key in keys]
+    names = [camera_array(camera, key) for camera in dataset.cameras for key in CAMERA_KEYS]
     names += [name for name in (LINKS,) if dataset.has_array(number, name)]
     colored = [o for o in dataset.objects(episode) if o.rgb is not None]
     if colored and dataset.has_array(number, OBJECTS):
@@ -87,7 +93,7 @@ def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapsho
     values = dataset.read_many(number, names, frame, 1)
     views, stored = {}, {}
     for camera, info in dataset.info.cameras.items():
-        rgb, depth, intrinsics, pose = (values[f"cameras/{camera}/{key}"] for key in keys)
+        rgb, depth, intrinsics, pose = (values[camera_array(camera, key)] for key in CAMERA_KEYS)
         stored[camera] = depth[0]
         depth_m = depth[0].astype(np.float64) * info.depth_unit_m
         valid = np.isfinite(depth_m) & (np.nan_to_num(depth_m) > 0)
@@ -139,8 +145,8 @@ def read_signals(dataset: Dataset, episode: EpisodeInfo) -> Signals:
         for camera in dataset.cameras
     }
     joints, targets = (
-        dataset.read(number, f"robot/{key}", 0, length).astype(np.float64)
-        for key in ("joint_positions", "joint_targets")
+        dataset.read(number, name, 0, length).astype(np.float64)
+        for name in (JOINT_POSITIONS, JOINT_TARGETS)
     )
     points, target_points = (
         _points(dataset, number, name, length) for name in (LINKS, TARGET_LINKS)

@@ -12,6 +12,7 @@ import numpy as np
 import hdvpd
 from hdvpd.array_typing import Float
 from hdvpd.data import schema
+from hdvpd.data.arrays import LINKS
 from hdvpd.data.importers import base, source_class
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.prepare import Prepared, Settings, guess_workspace
@@ -67,12 +68,9 @@ def describe(
     """
     low, high = source.options.sidecar.workspace or _workspace(recording, prepared)
     cameras = {
-        name: {
-            "height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
-            "depth": "planar_z", "depth_unit_m": 1.0, "mount": prepared.mounts[name],
-        }
-        for name, (height, width) in prepared.sizes.items()
-    }  # fmt: skip
+        name: schema.describe_camera(*size, prepared.mounts[name])
+        for name, size in prepared.sizes.items()
+    }
     return {
         "format": schema.FORMAT,
         "version": schema.VERSION,
@@ -171,7 +169,7 @@ def require_alike(prepared: Prepared, description: Mapping[str, Any], place: Sou
 def _workspace(
     recording: base.Recording, prepared: Prepared
 ) -> tuple[Sequence[float], Sequence[float]]:
-    links = prepared.arrays["robot/link_to_world"][..., :3, 3].reshape(-1, 3)
+    links = prepared.arrays[LINKS][..., :3, 3].reshape(-1, 3)
     steps = np.unique(np.linspace(0, len(prepared.rows) - 1, WORKSPACE_FRAMES).astype(int))
     rows = prepared.rows[steps].tolist()
     fixed = {name: view for name, view in recording.views.items() if view.link == "world"}

@@ -12,6 +12,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float, Int
 from hdvpd.data import checks
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
@@ -94,10 +95,10 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
         arrays={
             "time_s": recording.time_s[rows],
             **cameras,
-            "robot/joint_positions": positions.astype(np.float32),
-            "robot/joint_targets": targets.astype(np.float32),
-            "robot/link_to_world": links.measured.astype(np.float32),
-            "robot/target_link_to_world": links.commanded.astype(np.float32),
+            JOINT_POSITIONS: positions.astype(np.float32),
+            JOINT_TARGETS: targets.astype(np.float32),
+            LINKS: links.measured.astype(np.float32),
+            TARGET_LINKS: links.commanded.astype(np.float32),
         },
         robot={
             "name": links.source,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.data.arrays import LINKS
 from hdvpd.data.calibration.agreement import Evidence, PairEvidence, RobotEvidence, measure
 from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.recording import MAX_PIXELS, spread
@@ -129,7 +130,7 @@ def _moments(job: Job, episode: base.SourceEpisode) -> Iterator[Moment]:
     settings = dataclasses.replace(job.settings, size=None)
     with job.source().open(episode) as recording:
         prepared = prepare(recording, episode.place, settings)
-        links = prepared.arrays["robot/link_to_world"][..., :3, 3].astype(np.float64)
+        links = prepared.arrays[LINKS][..., :3, 3].astype(np.float64)
         skeleton = parse_robot(prepared.robot, Path(episode.name)).skeleton
         robot = np.asarray(kinematic_points(links, skeleton))
         steps = spread(MOMENTS, len(prepared.rows))

@@ -132,10 +132,6 @@ def _write_clip(job: _Job, number: int) -> int:
 def _describe(job: _Job) -> dict[str, Any]:
     mujoco = load_mujoco()
     height, width = job.size
-    camera = {
-        "height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
-        "depth": "planar_z", "depth_unit_m": 1.0, "mount": "world",
-    }  # fmt: skip
     command = (
         f"hdvpd data simulate --episodes {job.episodes} --steps {job.steps} "
         f"--tasks {','.join(job.tasks)} --size {height}x{width} --seed {job.seed}"
@@ -145,7 +141,7 @@ def _describe(job: _Job) -> dict[str, Any]:
         "version": schema.VERSION,
         "rate_hz": RATE_HZ,
         "licence": "CC0-1.0",
-        "cameras": dict.fromkeys(scene.CAMERAS, camera),
+        "cameras": dict.fromkeys(scene.CAMERAS, schema.describe_camera(height, width)),
         "robot": scene.robot_description(),
         "workspace": {"min": list(scene.WORKSPACE_MIN), "max": list(scene.WORKSPACE_MAX)},
         "source": {

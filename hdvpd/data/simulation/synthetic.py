@@ -284,14 +284,12 @@ def describe(height: int, width: int) -> Mapping[str, Any]:
     """
     ball = {"name": "ball", "rgb": [round(255 * channel) for channel in BALL_COLOR]}
     parents = dict(zip(LINKS[1:], LINKS[:-1], strict=True))
-    image = {"height": height, "width": width, "axes": "opencv", "pixel_centre": 0.5,
-             "depth": "planar_z", "depth_unit_m": 1.0, "mount": "world"}  # fmt: skip
     return {
         "format": schema.FORMAT,
         "version": schema.VERSION,
         "rate_hz": 2.0,
         "licence": "CC0-1.0",
-        "cameras": dict.fromkeys(CAMERA_POSITIONS, image),
+        "cameras": dict.fromkeys(CAMERA_POSITIONS, schema.describe_camera(height, width)),
         "robot": {
             "name": "synthetic-two-link",
             "joints": [
