@@ -26,6 +26,7 @@ from hdvpd.attention.masks.diffusion import (
     chebyshev_coefficients,
     chebyshev_degree,
     diffusion_mask,
+    spectral_radius,
 )
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
 from hdvpd.attention.masks.series import PowerSeriesMask
@@ -158,7 +159,8 @@ def test_diffusion_times_add_and_heat_is_kept(generator):
     np.testing.assert_allclose(apply(0.5, apply(0.7, x)), whole, atol=1e-5 * np.abs(whole).max())
     ones, dense = np.ones((9, 1), np.float32), np.asarray(apply(1.2, np.eye(9, dtype=np.float32)))
     assert dense.min() > -1e-5 * dense.max()
-    largest = np.exp(1.2 * weighted_adjacency().sum(1).max()) if generator == "adjacency" else 1
+    radius = np.linalg.eigvalsh(weighted_adjacency()).max()
+    largest = np.exp(1.2 * radius) if generator == "adjacency" else 1
     np.testing.assert_allclose(dense[3], np.eye(9)[3], atol=2e-6 * largest)
     if generator == "laplacian":
         np.testing.assert_allclose(apply(1.2, ones), ones, atol=2e-6)
@@ -166,8 +168,69 @@ def test_diffusion_times_add_and_heat_is_kept(generator):
         np.testing.assert_allclose(dense.sum(0), 1, atol=5e-6)
 
 
-def test_rows_below_the_products_errors_attend_to_nothing():
+def star(num_nodes):
+    adjacency = np.zeros((num_nodes, num_nodes))
+    adjacency[0, 1:] = adjacency[1:, 0] = 1
+    return adjacency
+
+
+def random_graph(num_nodes, seed, falling=False):
+    """Return a graph with edges of probability 0.1, or falling with both nodes' numbers."""
+    rng = np.random.default_rng(seed)
+    share = 1 / np.arange(1, num_nodes + 1)
+    chance = 20 * share[:, None] * share[None] if falling else 0.1
+    edges = np.triu(rng.random((num_nodes,) * 2) < chance, 1)
+    return np.float64(edges | edges.T)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "tolerance"),
+    [
+        (star(20), 1e-6),
+        (star(50), 1e-6),
+        (random_graph(60, 0), 1e-6),
+        (random_graph(100, 1), 1e-6),
+        # Rounding counts lambda r times over, 11.5 and 31.6 here, and over 999 neighbours.
+        (random_graph(120, 1, falling=True), 1.5e-6),
+        (star(1000), 1e-4),
+    ],
+    ids=["star 20", "star 50", "random 60", "random 100", "falling", "star 1000"],
+)
+def test_exponential_of_an_irregular_adjacency_keeps_its_digits(adjacency, tolerance):
+    # Largest degrees are up to 32 times the spectral radius; scaled by them no digit was left.
+    graph, num_nodes = matrix_graph(adjacency), len(adjacency)
+    radius = np.linalg.eigvalsh(adjacency).max()
+    assert spectral_radius(graph) == pytest.approx(radius, rel=1e-4)
+    oracle = scipy.linalg.expm(adjacency)
+    mask = diffusion_mask(graph, 1.0, "adjacency")
+    x = np.random.default_rng(0).normal(size=(num_nodes, 4))
+    for columns in (np.eye(num_nodes)[:, :4], x):
+        expected = oracle @ columns
+        error = np.asarray(mask @ np.float32(columns)) - expected
+        assert np.linalg.norm(error) < tolerance * np.linalg.norm(expected)
+    ones = np.ones((num_nodes, 1), np.float32)
+    sums, bound = oracle.sum(1, keepdims=True), np.asarray(mask.rounding_error(ones))
+    assert (np.abs(mask @ ones - sums) < bound).all()
+    attended = masked_linear_attention(ones, ones, ones, mask)
+    np.testing.assert_allclose(attended, sums > bound, rtol=1e-6)
+
+
+def test_the_adjacencys_scale_is_known_under_jit_and_follows_the_symmetric_part():
+    graph = SymmetricPart(directed_graph())
+    radius = np.linalg.eigvalsh(np.asarray(graph.dense(), np.float64)).max()
+    assert spectral_radius(graph) == pytest.approx(radius, rel=1e-6)
+    oracle = scipy.linalg.expm(0.7 * np.asarray(graph.dense(), np.float64))
+    run = jax.jit(lambda t, x: diffusion_mask(graph, t, "adjacency", largest_time=2.0) @ x)
+    found = run(0.7, np.eye(5, dtype=np.float32))
+    np.testing.assert_allclose(found, oracle, atol=1e-6 * np.exp(2 * radius))
+
+
+def test_rows_below_the_products_errors_attend_to_nothing_and_say_so(caplog):
     mask = diffusion_mask(matrix_graph(weighted_adjacency()), 8.0, "adjacency")
+    assert "1 of its 9 rows" in caplog.text
+    caplog.clear()
+    diffusion_mask(matrix_graph(weighted_adjacency()), 1.0, "adjacency")
+    assert not caplog.text
     ones = np.ones((9, 1), np.float32)
     out = masked_linear_attention(ones, ones, ones, mask)[:, 0]
     # The isolated node's row is one entry of 1 beside entries of e^28.
@@ -212,7 +275,7 @@ def test_chebyshev_coefficients_are_bessels_and_few_suffice(exponent, degree):
     expected = 2 * (-1.0) ** orders * scipy.special.ive(orders, exponent)
     expected[0] /= 2
     with jax.enable_x64(True):
-        found = chebyshev_coefficients(jnp.float64(exponent), 1.0, degree + 1)
+        found = chebyshev_coefficients(jnp.float64(exponent), degree + 1)
         np.testing.assert_allclose(found, expected, atol=1e-14)
 
 

@@ -1,5 +1,6 @@
 """Coefficients of masks against closed forms, matrix functions and each other (W1)."""
 
+import functools
 import math
 
 import numpy as np
@@ -20,7 +21,7 @@ SERIES = {
     "inverse 3": series.inverse_power(12, 3.0),
     "binomial 2": series.binomial_power(12, 2.0),
     "binomial 3": series.binomial_power(12, 3.0),
-    "cos + sin": series.cosine_plus_sine(12),
+    "cos + sin": series.cosine_plus_sine(12, radius=0.4),
 }
 
 
@@ -65,18 +66,34 @@ def test_dense_series_are_the_matrix_functions_and_factorise():
     matrix = matrix + matrix.T
     matrix *= 0.4 / np.abs(np.linalg.eigvalsh(matrix)).max()
     identity = np.eye(6)
+    cosine_plus_sine = functools.partial(series.cosine_plus_sine, radius=0.4)
     expected = {
         series.exponential: scipy.linalg.expm(matrix),
         series.heat: scipy.linalg.expm(matrix - identity),
         series.inverse_power: np.linalg.inv(identity - matrix),
         series.binomial_power: (identity + matrix) @ (identity + matrix),
-        series.cosine_plus_sine: scipy.linalg.cosm(matrix) + scipy.linalg.sinm(matrix),
+        cosine_plus_sine: scipy.linalg.cosm(matrix) + scipy.linalg.sinm(matrix),
     }
     for build, truth in expected.items():
         mask, modulation = build(45)
         np.testing.assert_allclose(series.power_series(matrix, mask), truth, atol=1e-12)
         factor = series.power_series(matrix, modulation)
         np.testing.assert_allclose(factor @ factor.T, truth, atol=1e-12)
+
+
+def test_the_factor_of_cosine_plus_sine_converges_below_a_quarter_of_pi_only():
+    z = -0.75
+    for num_terms, error in ((50, 1e-2), (400, 1e-9)):
+        factor = series.cosine_plus_sine(num_terms, radius=-z).modulation
+        assert abs(np.polyval(factor[::-1], z) - np.sqrt(np.cos(z) + np.sin(z))) < error
+    # Beyond, the terms grow, though those of the mask's own series do not.
+    mask, factor = series.cosine_plus_sine(400, radius=0.0)
+    powers = 0.85 ** np.arange(400)
+    assert np.abs((factor * powers)[350:]).max() > 10 * np.abs((factor * powers)[50:100]).max()
+    assert np.abs(mask * powers)[50:].max() < 1e-60
+    for radius in (np.pi / 4, 1.0, np.nan, -0.1):
+        with pytest.raises(UserError, match=r"radius = .*pi/4"):
+            series.cosine_plus_sine(12, radius=radius)
 
 
 def test_one_term_is_a_multiple_of_the_identity():

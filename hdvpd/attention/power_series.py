@@ -90,8 +90,22 @@ def binomial_power(num_terms: int, exponent: float = 2.0) -> PowerSeries:
     return PowerSeries(*(_products((s - order + 1) / order) for s in (exponent, exponent / 2)))
 
 
-def cosine_plus_sine(num_terms: int) -> PowerSeries:
-    """Return the coefficients of cos W + sin W, which has no closed form of f: the recursion's."""
+def cosine_plus_sine(num_terms: int, *, radius: float) -> PowerSeries:
+    """Return the coefficients of cos W + sin W, which has no closed form of f: the recursion's.
+
+    Args:
+      num_terms: coefficients of each.
+      radius: spectral radius of W. f is the root of cos z + sin z, which is 0 at z = -pi/4: its
+        series converges below pi/4 only, whatever the mask's own does.
+
+    Raises:
+      UserError: the radius is pi/4 or more.
+    """
+    if not 0 <= radius < np.pi / 4:
+        raise UserError(
+            f"radius = {radius}: the factor of cos W + sin W is a series that converges for "
+            "spectral radii below pi/4 = 0.785 only; scale W, for example 0.7 W of a normalised W."
+        )
     order = np.arange(num_terms)
     signs = (-1.0) ** (order // 2)
     mask = signs * _products(1 / np.arange(1, num_terms))

@@ -9,13 +9,15 @@ kernel by a symmetric matrix.
 """
 
 import functools
-from typing import Literal
+import logging
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
 import scipy.special
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known, pytree, static
@@ -30,6 +32,10 @@ TOLERANCE = 1e-6
 
 # exp of it is still a float32 number, with room for sums over many tokens.
 _LARGEST_EXPONENT = 60.0
+# Rounding errors of products with A count exponent times over: up to here they stay in `TOLERANCE`.
+_EXACT_EXPONENT = 8.0
+# Below this a dense decomposition is as quick, and Lanczos' method wants more nodes than vectors.
+_DENSE_NODES = 64
 
 
 @pytree
@@ -39,6 +45,8 @@ class DiffusionMask(AbstractMask):
     Attributes:
       graph: A, symmetric.
       degrees: row sums of A.
+      rate: r, which bounds the spectrum of T: 1 for the random walk, the largest degree for the
+        Laplacian, 1.001 times the spectral radius for -A.
       time: lambda.
       generator: what T is.
       num_terms: Chebyshev terms, enough for the largest lambda.
@@ -46,6 +54,7 @@ class DiffusionMask(AbstractMask):
 
     graph: Graph | SymmetricPart
     degrees: Float[Array, "t"]
+    rate: Float[Array, ""]
     time: Float[Array, ""]
     generator: Generator = static()
     num_terms: int = static()
@@ -62,29 +71,34 @@ class DiffusionMask(AbstractMask):
     def rounding_error(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Bound what truncation and rounding make of a column: `TOLERANCE` of its largest entry.
 
-        For T = -A it is that times e^(lambda d_max), more than the mask's largest entry where
-        degrees differ.
+        For T = -A it is that share of the column's norm and of the mask's largest eigenvalue,
+        e^(lambda r); rounding errors of the exponent are more of it from lambda r = 8 on.
         """
-        _, _, outer, rate = self.affine_form()
-        growth = jnp.exp(self.time * rate) if self.generator == "adjacency" else 1.0
-        largest = jnp.abs(x / outer).max(0, keepdims=True)
-        return TOLERANCE * growth * outer * largest
+        if self.generator == "adjacency":
+            norm = jnp.sqrt(jnp.sum(x * x, axis=0, keepdims=True))
+            share = jnp.maximum(1.0, self.time * self.rate / _EXACT_EXPONENT)
+            return jnp.broadcast_to(TOLERANCE * share * self.growth() * norm, x.shape)
+        *_, outer = self.affine_form()
+        return TOLERANCE * outer * jnp.abs(x / outer).max(0, keepdims=True)
+
+    def growth(self) -> JaxArray:
+        """Return what bounds the mask's eigenvalues: e^(lambda r) for T = -A, else 1."""
+        return jnp.exp(self.time * self.rate if self.generator == "adjacency" else 0.0)
 
     def affine_form(self) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
-        """Return columns diagonal, scale, outer and the rate r of the form below.
+        """Return columns diagonal, left, right and outer of the form below.
 
-        T = outer r (X + shift) / outer with X x = diagonal x - scale A (scale x), shift 1 where T
-        is a Laplacian and 0 where it is -A.
+        T = outer r (X + 1) / outer with X x = diagonal x - left A (right x); for T = -A the 1 is
+        left out, so that exp(-lambda T) is e^(lambda r) times what X + 1 gives.
         """
         degrees = jnp.asarray(self.degrees)[:, None]
         ones, connected = jnp.ones_like(degrees), degrees > 0
         if self.generator == "walk":
             root = jnp.sqrt(jnp.where(connected, degrees, 1.0))
-            return connected - ones, 1.0 / root, root, jnp.ones((), root.dtype)
-        largest = degrees.max(initial=0.0)
-        bound = jnp.where(largest > 0, largest, 1.0)
-        diagonal = 0.0 * ones if self.generator == "adjacency" else degrees / bound - 1.0
-        return diagonal, ones / jnp.sqrt(bound), ones, largest
+            return connected - ones, 1.0 / root, 1.0 / root, root
+        rate = jnp.where(self.rate > 0, self.rate, 1.0)
+        diagonal = 0.0 * ones if self.generator == "adjacency" else degrees / rate - 1.0
+        return diagonal, ones / rate, ones, ones
 
     def dense(self) -> Float[JaxArray, "t t"]:
         """Return M as the exponential of a dense matrix."""
@@ -100,13 +114,12 @@ class DiffusionMask(AbstractMask):
 
 @jax.jit
 def _clenshaw(mask: DiffusionMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
-    diagonal, scale, outer, rate = mask.affine_form()
-    shift = 0.0 if mask.generator == "adjacency" else 1.0
-    coefficients = chebyshev_coefficients(mask.time * rate, shift, mask.num_terms)
-    x = jnp.asarray(x / outer)
+    diagonal, left, right, outer = mask.affine_form()
+    coefficients = chebyshev_coefficients(mask.time * mask.rate, mask.num_terms)
+    x = jnp.asarray(mask.growth() * x / outer)
 
     def multiply(x: JaxArray) -> JaxArray:
-        return diagonal * x - scale * (mask.graph @ (scale * x))
+        return diagonal * x - left * (mask.graph @ (right * x))
 
     def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
         return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None
@@ -129,14 +142,15 @@ def diffusion_mask(
       graph: A, symmetric and not negative; `SymmetricPart` makes a directed graph so.
       time: lambda. A traced one is cut to [0, largest_time], where its gradient is zero beyond.
       generator: T = L ("laplacian", rows and columns of the mask sum to 1), L D^-1 ("walk", columns
-        sum to 1: a Poisson number of random steps) or -A ("adjacency").
+        sum to 1: a Poisson number of random steps) or -A ("adjacency": entries grow like
+        e^(lambda r), and rows below a millionth of that attend to nothing, which is logged).
       largest_time: bound of lambda, from which the number of products with A follows; by default
         lambda itself.
 
     Raises:
       UserError: lambda is negative, not finite or above its bound, A is not symmetric or has a
         negative entry, exp(lambda A) would overflow, or a traced value is needed for the number of
-        products: a lambda without a bound, or degrees where T is not normalised by them.
+        products: a lambda without a bound, or the graph where T is not normalised by its degrees.
     """
     if not is_known(time) and largest_time is None:
         raise UserError("largest_time: give a bound where the time is traced.")
@@ -153,49 +167,107 @@ def diffusion_mask(
     # Known of a known graph, also while a time is traced.
     with jax.ensure_compile_time_eval():
         degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
+    rate = _rate(graph, degrees, generator)
+    if generator == "adjacency":
+        _check_growth(graph, bound, rate)
     return DiffusionMask(
         graph=graph,
         degrees=degrees,
+        rate=jnp.asarray(rate, degrees.dtype),
         time=jnp.clip(jnp.asarray(time), 0.0, bound),
         generator=generator,
-        num_terms=_num_terms(bound, degrees, generator),
+        # Where entries grow, truncation stays a tenth of what rounding makes of them.
+        num_terms=chebyshev_degree(
+            bound * rate, 0.1 * TOLERANCE if generator == "adjacency" else TOLERANCE
+        )
+        + 1,
     )
 
 
-def _num_terms(largest_time: float, degrees: JaxArray, generator: Generator) -> int:
+def _rate(graph: Graph | SymmetricPart, degrees: JaxArray, generator: Generator) -> float:
     if generator == "walk":
-        return chebyshev_degree(largest_time) + 1
+        return 1.0
     if not is_known(degrees):
         raise UserError(
             f'generator = {generator!r}: the graph must be known before tracing; "walk" needs no '
             "bound of the degrees."
         )
-    exponent = largest_time * float(np.asarray(degrees).max(initial=0.0))
-    if generator == "adjacency" and exponent > _LARGEST_EXPONENT:
-        allowed = _LARGEST_EXPONENT * largest_time / exponent
+    largest = float(np.asarray(degrees).max(initial=0.0))
+    return largest if generator == "laplacian" else min(1.001 * spectral_radius(graph), largest)
+
+
+def spectral_radius(graph: Graph | SymmetricPart) -> float:
+    """Return the largest eigenvalue of a symmetric A >= 0, up to 1e-4 of it, by Lanczos' method.
+
+    Args:
+      graph: A, known before tracing.
+    """
+    matrix = _sparse(graph)
+    if graph.num_nodes < _DENSE_NODES:
+        return float(np.linalg.eigvalsh(matrix.toarray()).max(initial=0.0))
+    # Positive, so never orthogonal to the eigenvector, which is not negative (Perron, Frobenius).
+    start = np.random.default_rng(0).uniform(0.5, 1.5, graph.num_nodes)
+    tolerance: Any = 1e-4  # which scipy annotates as an integer
+    try:
+        found = scipy.sparse.linalg.eigsh(
+            matrix, 1, which="LA", v0=start, tol=tolerance, return_eigenvectors=False
+        )
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        return float(matrix.sum(1).max())  # a bound, if not a close one
+    return float(found[0])
+
+
+def _check_growth(graph: Graph | SymmetricPart, largest_time: float, rate: float) -> None:
+    """Refuse exp(lambda A) that overflows; log rows too small beside its largest entries."""
+    exponent = largest_time * rate
+    if exponent > _LARGEST_EXPONENT:
         raise UserError(
             f"largest_time = {largest_time}: exp(lambda A) has entries up to e^{exponent:.0f}, too "
-            f"large for float32; use lambda <= {allowed:.3g}, or a Laplacian."
+            f"large for float32; use lambda <= {_LARGEST_EXPONENT / rate:.3g}, or a Laplacian."
         )
-    return chebyshev_degree(exponent) + 1
+    ones = np.ones(graph.num_nodes)
+    share = max(1.0, exponent / _EXACT_EXPONENT)
+    error = TOLERANCE * share * np.exp(exponent) * np.linalg.norm(ones)
+    if error < 1.0:  # every row holds at least a one
+        return
+    rows = scipy.sparse.linalg.expm_multiply(largest_time * _sparse(graph), ones)
+    lost = int(np.sum(rows <= error))
+    if lost:
+        logging.getLogger("hdvpd").warning(
+            "exp(lambda A) at lambda = %g: the sums of %d of its %d rows lie below the rounding "
+            "errors of the largest, so that these tokens attend to nothing; use a smaller lambda, "
+            'or generator = "walk".', largest_time, lost, graph.num_nodes
+        )  # fmt: skip
+
+
+def _sparse(graph: Graph | SymmetricPart) -> scipy.sparse.csr_array:
+    """Return A in float64, on the host."""
+    if isinstance(graph, SymmetricPart):
+        matrix = _sparse(graph.graph)
+        return (matrix + matrix.T) / 2
+    neighbors, degrees = np.asarray(graph.neighbors), np.asarray(graph.degrees)
+    rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
+    entries = (
+        np.asarray(graph.weights, np.float64)[rows, columns],
+        (rows, neighbors[rows, columns]),
+    )
+    return scipy.sparse.csr_array(entries, shape=(graph.num_nodes, graph.num_nodes))
 
 
 def _require_symmetric(graph: Graph | SymmetricPart) -> None:
     directed = graph.graph if isinstance(graph, SymmetricPart) else graph
-    neighbors, degrees = np.asarray(directed.neighbors), np.asarray(directed.degrees)
-    rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
-    weights = np.asarray(directed.weights, np.float64)[rows, columns]
-    if (weights < 0).any():
+    used = np.arange(directed.neighbors.shape[1])[None] < np.asarray(directed.degrees)[:, None]
+    lightest = np.asarray(directed.weights).min(initial=0.0, where=used)
+    if lightest < 0:
         raise UserError(
-            f"graph: weight {weights.min()}; diffusion needs weights >= 0, those of the adjacency "
+            f"graph: weight {lightest}; diffusion needs weights >= 0, those of the adjacency "
             "and not of a Laplacian."
         )
     if isinstance(graph, SymmetricPart):
         return
-    entries = (weights, (rows, neighbors[rows, columns]))
-    matrix = scipy.sparse.csr_array(entries, shape=(graph.num_nodes, graph.num_nodes))
+    matrix = _sparse(graph)
     difference = abs(matrix - matrix.T).tocoo()
-    if difference.nnz and difference.data.max() > 1e-6 * weights.max():
+    if difference.nnz and difference.data.max() > 1e-6 * matrix.data.max():
         entry = int(difference.data.argmax())
         i, j = int(difference.coords[0][entry]), int(difference.coords[1][entry])
         raise UserError(
@@ -204,34 +276,31 @@ def _require_symmetric(graph: Graph | SymmetricPart) -> None:
         )
 
 
-def chebyshev_coefficients(
-    exponent: Float[Array, ""], shift: float, num_terms: int
-) -> Float[JaxArray, "l"]:
-    """Expand exp(-exponent (X + shift)) in Chebyshev polynomials of X in [-1, 1].
+def chebyshev_coefficients(exponent: Float[Array, ""], num_terms: int) -> Float[JaxArray, "l"]:
+    """Expand exp(-exponent (X + 1)) in Chebyshev polynomials of X in [-1, 1].
 
-    c_0 = e^(-exponent shift) I_0(exponent), c_k = 2 (-1)^k e^(-exponent shift) I_k(exponent) with
+    c_0 = e^-exponent I_0(exponent), c_k = 2 (-1)^k e^-exponent I_k(exponent), at most 2, with
     modified Bessel functions I_k, whose cosine integral the rule below gives up to I_k for k beyond
     three times the number of terms. So they are differentiable in the exponent.
 
     Args:
       exponent: not negative.
-      shift: 1 bounds every coefficient by 2.
       num_terms: coefficients.
     """
     num_samples = 2 * num_terms
     angles = np.pi * (np.arange(num_samples) + 0.5) / num_samples
     cosines = np.cos(np.arange(num_terms)[:, None] * angles) * 2 / num_samples
     cosines[0] /= 2
-    samples = jnp.exp(-exponent * jnp.asarray(np.cos(angles) + shift))
+    samples = jnp.exp(-exponent * jnp.asarray(np.cos(angles) + 1))
     return jnp.matmul(jnp.asarray(cosines), samples, precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.lru_cache
-def chebyshev_degree(exponent: float) -> int:
-    """Return the degree that expands exp(-exponent (X + 1)) with an error of at most `TOLERANCE`.
+def chebyshev_degree(exponent: float, tolerance: float = TOLERANCE) -> int:
+    """Return the degree that expands exp(-exponent (X + 1)) with an error of at most `tolerance`.
 
     The neglected terms are summed; about 8 up to exponent 2, 16 up to 8, 32 up to 30.
     """
     orders = np.arange(int(2 * exponent) + 32)
     beyond = np.cumsum(2 * scipy.special.ive(orders, exponent)[::-1])[::-1]
-    return int(np.argmax(beyond[1:] <= TOLERANCE))
+    return int(np.argmax(beyond[1:] <= tolerance))
