@@ -1,8 +1,6 @@
 """Panels of the videos: where particles and robot points land, and files that open again."""
 
-import subprocess
-
-import imageio_ffmpeg
+import imageio.v3 as iio
 import numpy as np
 import pytest
 from PIL import Image
@@ -149,22 +147,20 @@ def test_observed_frames_show_the_observation_in_place_of_a_prediction():
     np.testing.assert_array_equal(left, right)
 
 
-def decode(path, shape):
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo"]
-    done = subprocess.run(
-        [*command, "-pix_fmt", "rgb24", "-"], capture_output=True, check=True, timeout=60
-    )
-    return np.frombuffer(done.stdout, np.uint8).reshape(-1, *shape), done.stderr.decode()
-
-
 def test_video_and_frames_open_again(tmp_path):
     clip = make_clip()
-    videos.write_clip(clip, tmp_path / "clip.mp4", tmp_path / "frames")
+    path = tmp_path / "clip.mp4"
+    videos.write_clip(clip, path, tmp_path / "frames")
     expected = videos.compose_frame(clip, 4)
-    frames, description = decode(tmp_path / "clip.mp4", expected.shape)
-    assert " 2 fps" in description
-    assert "yuv420p" in description
-    assert len(frames) == 2 + 3 + 2
+    meta = iio.immeta(path, plugin="pyav")
+    assert (meta["codec"], meta["fps"], meta["video_format"]) == ("h264", 2.0, "yuv420p")
+    frames = iio.imread(path, plugin="pyav")
+    assert frames.shape == (2 + 3 + 2, *expected.shape)
+    # Browsers can begin before the file has ended.
+    data = path.read_bytes()
+    assert 0 < data.index(b"moov") < data.index(b"mdat")
+    poster = iio.imread(path.with_suffix(".jpg"))
+    assert np.abs(poster.astype(float) - videos.compose_frame(clip, 4)).mean() < 20
     # Compression of noise is lossy, but a shifted or scaled picture would be off by 60 or more.
     assert np.abs(frames[4].astype(float) - expected).mean() < 20
     composed = np.asarray(Image.open(tmp_path / "frames" / "step-02.png"))
@@ -175,11 +171,11 @@ def test_video_and_frames_open_again(tmp_path):
 
 
 def test_speed_is_real_time_within_reason():
-    assert [videos.frames_per_second(rate) for rate in (0.5, 2.0, 3.0, 30.0)] == [2, 2, 3, 4]
+    assert [videos.frames_per_second(rate) for rate in (0.5, 2.0, 2.8, 30.0)] == [2, 2, 3, 4]
 
 
 def test_a_video_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "clip.mp4").mkdir()
     frame = np.zeros((32, 32, 3), np.uint8)
-    with pytest.raises(UserError, match=r"clip\.mp4: ffmpeg could not write"):
-        videos.write_video(tmp_path / "clip.mp4", [frame], 2.0)
+    with pytest.raises(UserError, match=r"clip\.mp4: could not write this video"):
+        videos.write_video(tmp_path / "clip.mp4", [frame], 2)

@@ -6,12 +6,13 @@ frames are the observed ones. Panels are enlarged by a whole factor, so that pix
 and sharp, and padded at the edges to the multiple of 16 that video encoders want.
 """
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import imageio.v3 as iio
 import numpy as np
-from imageio_ffmpeg import get_ffmpeg_exe
+from av.error import FFmpegError
+from imageio.plugins.pyav import PyAVPlugin
 from PIL import Image, ImageDraw, ImageFont
 
 from hdvpd.array_typing import Array, Bool, Float, UInt8
@@ -277,16 +278,16 @@ def _tag(
     draw.text(corner, text, font=font, fill=_TEXT)
 
 
-def frames_per_second(rate_hz: float) -> float:
-    """Choose the speed of a video: real time, but between 2 and 4 frames per second."""
-    return float(np.clip(rate_hz, 2.0, 4.0))
+def frames_per_second(rate_hz: float) -> int:
+    """Choose the speed of a video: real time, rounded, but between 2 and 4 frames per second."""
+    return int(np.clip(round(rate_hz), 2, 4))
 
 
-def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: float) -> None:
+def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: int) -> None:
     """Write an H.264 mp4 that browsers play; the last frame stays for a second.
 
-    ffmpeg is called directly, because imageio's writer forks, which can deadlock once JAX has
-    started its threads, and warns on every call.
+    imageio's PyAV plugin encodes in this process; its ffmpeg plugin forks, which can deadlock once
+    JAX has started its threads.
 
     Args:
       path: the file.
@@ -294,24 +295,18 @@ def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: float
       fps: frames per second.
 
     Raises:
-      UserError: ffmpeg cannot write the file.
+      UserError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    height, width = frames[0].shape[:2]
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}"]
-    target = ["-c:v", "libx264", "-crf", "23", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
-    done = subprocess.run(
-        [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, "-i", "-", *target, str(path)],
-        input=np.stack([*frames, *frames[-1:] * round(fps)]).tobytes(),
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip().splitlines()
+    stack = np.stack([*frames, *frames[-1:] * fps])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with iio.imopen(path, "w", plugin=PyAVPlugin, options={"movflags": "faststart"}) as file:
+            file.write(stack, codec="libx264", fps=fps)
+    except (OSError, FFmpegError) as error:
         raise UserError(
-            f"{path}: ffmpeg could not write this video ({reason[-1] if reason else 'no reason'}). "
-            "Free some space or permit writing there, then evaluate again."
-        )
+            f"{path}: could not write this video ({error}). Free some space or permit writing "
+            "there, then evaluate again."
+        ) from error
 
 
 def write_clip(clip: Clip, video: Path, folder: Path) -> None:
@@ -325,12 +320,12 @@ def write_clip(clip: Clip, video: Path, folder: Path) -> None:
     """
     frames = [compose_frame(clip, frame) for frame in range(len(clip.truth))]
     write_video(video, frames, frames_per_second(clip.rate_hz))
-    Image.fromarray(frames[-1]).save(video.with_suffix(".jpg"), quality=85)
+    iio.imwrite(video.with_suffix(".jpg"), frames[-1], quality=85)
     folder.mkdir(parents=True, exist_ok=True)
     for frame, picture in enumerate(frames):
         step = frame - OBSERVED_FRAMES
         name = f"observed-{frame}" if step < 0 else f"step-{step:02d}"
-        Image.fromarray(picture).save(folder / f"{name}.png")
+        iio.imwrite(folder / f"{name}.png", picture)
         if step < 0:
             continue
         for view, camera in enumerate(clip.cameras):
@@ -338,4 +333,4 @@ def write_clip(clip: Clip, video: Path, folder: Path) -> None:
                 ("truth", clip.truth[frame, view]),
                 ("prediction", clip.prediction[step, view]),
             ):
-                Image.fromarray(to_uint8(image)).save(folder / f"{camera}-{name}-{kind}.png")
+                iio.imwrite(folder / f"{camera}-{name}-{kind}.png", to_uint8(image))
