@@ -7,7 +7,6 @@ import pytest
 
 EXTRAS = {
     "mujoco": "sim",
-    "av": "import",
     "h5py": "import",
     "pyarrow": "import",
     "pyarrow.parquet": "import",

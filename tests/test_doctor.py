@@ -22,7 +22,7 @@ def test_report_covers_everything_and_succeeds() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "Traceback" not in done.stdout + done.stderr
-    for topic in ("python", "device", "machine", "disk", "EGL", "ffmpeg", *CORE, *OPTIONAL):
+    for topic in ("python", "device", "machine", "disk", "EGL", *CORE, *OPTIONAL):
         assert any(line.split()[1] == topic for line in done.stdout.splitlines()[:-1] if line)
     assert done.stdout.splitlines()[-1].endswith("found.")
 
@@ -114,18 +114,6 @@ def test_a_failing_check_does_not_end_the_report() -> None:
         raise RuntimeError("no luck\nat all")
 
     assert doctor._guarded(check_luck) == [Finding("luck", "problem", "RuntimeError: no luck")]
-
-
-def test_missing_ffmpeg(monkeypatch: Patch) -> None:
-    import imageio_ffmpeg
-
-    def fail() -> str:
-        raise RuntimeError("No ffmpeg exe could be found.")
-
-    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", fail)
-    (finding,) = doctor.check_ffmpeg()
-    assert finding.status == "problem"
-    assert "imageio-ffmpeg" in finding.remedy
 
 
 def test_unused_gpu_is_noted(monkeypatch: Patch) -> None:

@@ -107,7 +107,6 @@ def _folder(scenes: list[sources.Scene]) -> None:
 
 
 def _lerobot(scenes: list[sources.Scene]) -> None:
-    extras.needed("av")
     extras.needed("pyarrow")
     lerobot_sources.write_lerobot(Path("my_dataset"), scenes)
     Path("arm.urdf").write_text(sources.URDF)

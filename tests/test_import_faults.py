@@ -43,7 +43,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lerobot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    extras.needed("av")
     extras.needed("pyarrow")
     path = tmp_path_factory.mktemp("good")
     lerobot_sources.write_lerobot(path / "v3", SCENES[:2])

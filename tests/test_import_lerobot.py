@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import extras
 import import_sources as sources
 import lerobot_sources
@@ -23,7 +24,6 @@ from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
-av: Any = extras.needed("av")
 pa: Any = extras.needed("pyarrow")
 pq: Any = extras.needed("pyarrow.parquet")
 extras.needed("mujoco")

@@ -38,7 +38,6 @@ def write_source(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
         sources.write_folder(path, SCENES)
         return path, {"robot": path / "arm.urdf"}
     if name == "lerobot":
-        extras.needed("av")
         extras.needed("pyarrow")
         lerobot_sources.write_lerobot(path, SCENES)
         (path / "arm.urdf").write_text(sources.URDF)

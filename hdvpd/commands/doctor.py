@@ -34,6 +34,7 @@ CORE = {
     "scipy": "scipy",
     "numba": "numba",
     "pykdtree": "pykdtree",
+    "av": "av",
 }
 """Packages whose versions decide numbers, stored bytes or speed, and what is imported of them."""
 
@@ -48,7 +49,6 @@ OPTIONAL = {
     "mujoco": ("mujoco", "sim", "simulated data"),
     "h5py": ("h5py", "import", "importers"),
     "pyarrow": ("pyarrow", "import", "importers"),
-    "av": ("av", "import", "importers"),
     "open3d-cpu": ("open3d", "open3d", "neighbour search `open3d`"),
     "pykeops": ("pykeops", "keops", "neighbour search `keops`"),
     "tensorboardX": ("tensorboardX", "tensorboard", "train.tensorboard"),
@@ -113,7 +113,7 @@ def diagnose() -> Iterator[Finding]:
       Findings, in the order of the report.
     """
     for check in (check_python, check_versions, check_devices, check_memory, check_disk, check_egl,
-                  check_ffmpeg, check_compiler, check_optional):  # fmt: skip
+                  check_compiler, check_optional):  # fmt: skip
         yield from _guarded(check)
 
 
@@ -253,19 +253,6 @@ def check_egl() -> list[Finding]:
         remedy = f"apt-get install {' '.join(packages)}"
         return [Finding("EGL", "note", "missing: `hdvpd data simulate` cannot render", remedy)]
     return [Finding("EGL", "ok", "renders off screen (MUJOCO_GL=egl)")]
-
-
-def check_ffmpeg() -> list[Finding]:
-    """Report the encoder of the rollout videos."""
-    import imageio_ffmpeg
-
-    try:
-        program = imageio_ffmpeg.get_ffmpeg_exe()
-    except RuntimeError:
-        remedy = "reinstall imageio-ffmpeg, whose wheel brings one, or set IMAGEIO_FFMPEG_EXE"
-        return [Finding("ffmpeg", "problem", "missing: no videos can be written", remedy)]
-    done = subprocess.run([program, "-version"], capture_output=True, text=True, check=True)
-    return [Finding("ffmpeg", "ok", " ".join(done.stdout.split()[:3]))]
 
 
 def check_compiler() -> list[Finding]:

@@ -1,7 +1,6 @@
 """Frames of a video at given times, decoded by PyAV: exact to the frame, one frame in memory.
 
 Frames are found by their time stamps, never by counting, because several episodes may share a file.
-PyAV is imported when it is needed; it comes with the extra `import`.
 """
 
 import contextlib
@@ -11,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
+from av.error import FFmpegError
 
 from hdvpd.array_typing import Float, Shaped, UInt8
 from hdvpd.data.importers.faults import AGAIN, SourcePlace, diagnosis
-from hdvpd.errors import UserError, how_to_install
+from hdvpd.errors import UserError
 
 TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""
@@ -180,16 +181,8 @@ def open_video(place: SourcePlace) -> Iterator[Video]:
       The video.
 
     Raises:
-      UserError: PyAV is not installed.
       BadEpisodeError: the file is missing, damaged, of another kind or without pictures.
     """
-    try:
-        import av
-        from av.error import FFmpegError
-    except ImportError as error:
-        raise UserError(
-            f"Reading videos needs PyAV, which is not installed: {how_to_install('import')}."
-        ) from error
     file: Path = place.file
     # Naming the demuxer keeps FFmpeg from taking the file for a playlist of other files.
     demuxer = _DEMUXERS.get(file.suffix.lower())
