@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from hdvpd.errors import UserError
 from hdvpd.experiments import section_toml
+from hdvpd.statistics import student_interval
 
 Row = dict[str, Any]
 
@@ -79,14 +79,12 @@ def _cell(value: object) -> str:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of independent values and half the width of its 95 % interval.
+    """Return the mean of values of several seeds and half the width of its 95 % interval.
 
-    Student's interval; NaN for a single value.
+    Student's interval (`hdvpd.statistics`); NaN below three values.
     """
-    if len(values) < 2:
-        return float(values[0]), math.nan
-    spread = np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(np.mean(values)), float(stdtrit(len(values) - 1, 0.975) * spread)
+    mean, half_width = student_interval(np.array(values))
+    return mean.item(), half_width.item()
 
 
 def paired_summary(

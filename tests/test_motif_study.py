@@ -27,11 +27,12 @@ def _row(model, seed, accuracy):
 
 
 def test_means_come_with_students_intervals_and_differences_are_paired():
-    rows = [_row("gkat", 0, 0.7), _row("gat", 0, 0.6), _row("gkat", 1, 0.9), _row("gat", 1, 0.8)]
+    accuracies = {"gkat": (0.7, 0.8, 0.9), "gat": (0.6, 0.7, 0.8)}
+    rows = [_row(name, s, a) for name, own in accuracies.items() for s, a in enumerate(own)]
     gkat, gat = summarize(rows)
     assert gkat["accuracy"] == pytest.approx(0.8)
-    # Two values 0.2 apart: the mean's standard error is 0.1, the quantile tan(0.475 pi).
-    assert gkat["+-"] == pytest.approx(0.1 * 12.7062, rel=1e-5)
+    # The mean's standard error is 0.1 / sqrt(3), Student's quantile of two degrees 4.30265.
+    assert gkat["+-"] == pytest.approx(0.1 / 3**0.5 * 4.30265, rel=1e-5)
     assert gat["minus gkat"] == pytest.approx(-0.1)
     assert gat["+- of that"] == pytest.approx(0.0, abs=1e-12)
     assert gat["ms per epoch"] == pytest.approx(500)
