@@ -1,11 +1,11 @@
-"""`hdvpd model summary`: parameters of every part, and the memory of a training step.
+"""`hdvpd model summary`: parameters of every part, memory of a training step, and whether it fits.
 
 Nothing is computed and no array exists: the model is traced with shapes only.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.members import MEMBERS, with_member
 from hdvpd.model import Model
+from hdvpd.system import main_memory
+from hdvpd.tables import Table
 from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
 DEFAULT_ROBOT_POINTS = 84
@@ -53,38 +55,124 @@ class Memory:
 
 
 def print_summary(config: Config, *, all_members: bool = False) -> None:
-    """Print the tables.
+    """Print parameters and memory, and whether the training fits here; or a row per member.
 
     Args:
       config: the experiment; its data set, if it is there, says how many cameras and kinematic
         points there are.
-      all_members: also print every member of the comparison with the same settings.
+      all_members: print every member of the comparison with the same settings, each when known.
     """
     scene, num_cameras, source = find_scene(config)
-    members = {_name(config): config}
+    where, limit = device_memory()
     if all_members:
-        members = {name: with_member(config, name) for name in MEMBERS}
-    columns = {
-        name: {
-            **count_parameters(member, scene),
-            "memory": training_memory(member, scene, num_cameras),
-        }
-        for name, member in members.items()
-    }
-    print(format_summary(columns))
+        _print_members(config, scene, num_cameras, limit)
+    else:
+        counts = count_parameters(config, scene)
+        counts["total"] = sum(counts.values())
+        Table(("part", "parameters"), [(part, f"{n:,}") for part, n in counts.items()]).print()
+        print("tracing a training step for its memory ...", flush=True)
+        memory = training_memory(config, scene, num_cameras)
+        rows = [(label, f"{getattr(memory, name) / 2**30:.3g}") for name, label in _ROWS.items()]
+        Table(("memory of a training step", "GiB"), rows).print()
+        print(verdict(memory, config, limit, where))
     train = config.train
     print(
         f"\n{scene.num_robot_points} kinematic points and {num_cameras} cameras, {source}."
         f"\nMemory is of one training step: batch {train.batch_size}, {train.horizon} predicted"
         f" steps, {config.model.num_particles} particles,\non {jax.default_backend()}: what the"
-        " backward pass needs of the forward pass, before the compiler's savings and workspace."
-        f"\nThis experiment {'recomputes' if train.remat else 'stores'} the dynamics (train.remat)."
+        " backward pass needs of the forward pass, before the compiler's\nsavings and workspace."
     )
 
 
-def _name(config: Config) -> str:
-    model = config.model
-    return model.local if model.dynamics == "interlacer" else model.dynamics
+_ROWS = {
+    "state": "parameters, gradients, AdamW",
+    "stored": "activations, train.no-remat",
+    "recomputed": "activations, train.remat",
+}
+# Under the compiler's own count the estimate was at most a tenth too low.
+_MARGIN = 1.1
+_COLUMNS = "{:<14}{:>10}{:>10}{:>10}{:>11}{:>9}{:>8}{:>7}"
+
+
+def device_memory() -> tuple[str, int]:
+    """Say where a training step's memory is, and how much of it there is [bytes]."""
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit:
+        return f"{device.device_kind}, of which jax takes", limit
+    return "this machine's main memory", main_memory()
+
+
+def largest_batch(memory: Memory, batch_size: int, limit: int, *, remat: bool) -> int:
+    """Return the largest batch size, up to the given one, whose training step fits.
+
+    Args:
+      memory: of a step with the given batch size; activations are in proportion to it.
+      batch_size: that size.
+      limit: memory of the device [bytes].
+      remat: whether the dynamics is recomputed.
+    """
+    activations = memory.recomputed if remat else memory.stored
+    room = max(limit / _MARGIN - memory.state, 0.0)
+    return min(batch_size, int(room * batch_size / activations))
+
+
+def verdict(memory: Memory, config: Config, limit: int, where: str) -> str:
+    """Say whether a training step fits the device and, if not, what would.
+
+    Args:
+      memory: that it needs.
+      config: the experiment.
+      limit: memory of the device [bytes].
+      where: name of that memory.
+    """
+    size, remat = config.train.batch_size, config.train.remat
+    needed = memory.state + (memory.recomputed if remat else memory.stored)
+    has = f"{where}: {limit / 2**30:.3g} GiB"
+    if largest_batch(memory, size, limit, remat=remat) == size:
+        return f"It fits here ({has}), with about {needed / 2**30:.3g} GiB."
+    batches = {choice: largest_batch(memory, size, limit, remat=choice) for choice in (remat, True)}
+    flags = [
+        " ".join(
+            ([f"--train.batch-size {batch}"] if batch < size else [])
+            + (["--train.remat"] if choice and not remat else [])
+        )
+        for choice, batch in batches.items()
+        if batch
+    ]
+    if flags:
+        remedy = f"What fits: {', or '.join(flags)}."
+    else:
+        least = (memory.state + memory.recomputed / size) / 2**30
+        remedy = (
+            f"Not even --train.batch-size 1 --train.remat fits ({least:.3g} GiB): lower "
+            "--train.horizon,\n--model.num-particles or --data.height and --data.width too."
+        )
+    return f"It does not fit here ({has}): it needs about {needed / 2**30:.3g} GiB.\n{remedy}"
+
+
+def _print_members(config: Config, scene: SceneSpec, num_cameras: int, limit: int) -> None:
+    """Print a row per member as soon as it is known: each takes seconds."""
+    print(_COLUMNS.format("", *("parameters",) * 4, "GiB,", "GiB,", "batch").rstrip())
+    head = ("member", "tokens", "blocks", "local", "total", "no-remat", "remat", "fits")
+    print(_COLUMNS.format(*head), flush=True)
+    shared: dict[str, int] = {}
+    for name in MEMBERS:
+        member = with_member(config, name)
+        counts = count_parameters(member, scene)
+        shared = {part: counts.pop(part) for part in ("encoder", "read-out", "renderer")}
+        total = sum(counts.values()) + sum(shared.values())
+        memory = training_memory(member, scene, num_cameras)
+        batch = largest_batch(memory, config.train.batch_size, limit, remat=config.train.remat)
+        sizes = [f"{size / 2**30:.3g}" for size in (memory.stored, memory.recomputed)]
+        print(_COLUMNS.format(name, *(f"{n:,}" for n in (*counts.values(), total)), *sizes, batch),
+              flush=True)  # fmt: skip
+    alike = ", ".join(f"{part} {count:,}" for part, count in shared.items())
+    print(
+        f"In the total of each: {alike}. The last column is the largest batch size,\nup to "
+        f"train.batch_size = {config.train.batch_size}, that fits here"
+        f" {'with' if config.train.remat else 'without'} train.remat."
+    )
 
 
 def find_scene(config: Config) -> tuple[SceneSpec, int, str]:
@@ -249,32 +337,3 @@ def residual_bytes(function: Callable[..., Any], moving: Any, *fixed: Any) -> in
         if not isinstance(variable, jax.extend.core.Literal) and variable not in given
     }
     return sum(int(np.prod(v.aval.shape)) * v.aval.dtype.itemsize for v in kept)
-
-
-def format_summary(columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one table with a column per member.
-
-    Args:
-      columns: by member the counts of `count_parameters` and, as "memory", a `Memory`.
-    """
-    rows = [["parameters", *columns]]
-    rows += [[part, *(f"{column[part]:,}" for column in columns.values())] for part in PARTS]
-    totals = [sum(column[part] for part in PARTS) for column in columns.values()]
-    rows.append(["total", *(f"{total:,}" for total in totals)])
-    rows.append(["memory [GiB]", *("" for _ in columns)])
-    labels = {
-        "state": "parameters, gradients, AdamW",
-        "stored": "activations, train.no-remat",
-        "recomputed": "activations, train.remat",
-    }
-    for field, label in labels.items():
-        sizes = [getattr(column["memory"], field) for column in columns.values()]
-        rows.append([label, *(f"{size / 2**30:.3g}" for size in sizes)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for row in rows
-    )

@@ -5,6 +5,7 @@ Uses only the standard library, so that the Makefile can run it before anything 
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -45,6 +46,11 @@ def keep_freed_memory() -> bool:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(*setting) == 1 for setting in _ALLOCATOR)
+
+
+def main_memory() -> int:
+    """Return the size of the machine's main memory [bytes]."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def missing_packages(purposes: Iterable[str]) -> list[str]:

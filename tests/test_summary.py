@@ -11,6 +11,7 @@ from flax import nnx
 
 from hdvpd import summary
 from hdvpd.__main__ import main
+from hdvpd.experiments import load_config
 from hdvpd.members import MEMBERS, with_member
 from hdvpd.model import Model
 from hdvpd.summary import (
@@ -110,22 +111,100 @@ def test_memory_of_a_training_step_is_near_the_compilers(remat, long):
     assert_near_the_compilers(estimate, jax.grad(loss), params)
 
 
-def test_verb_works_without_a_data_set(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(summary, "training_memory", lambda *_: Memory(2**30, 2**31, 2**29))
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sixteen GiB of memory, of which training of `debug` takes 1, and 2 or 20 per window."""
+    monkeypatch.setattr(summary, "device_memory", lambda: ("the machine", 16 * GIB))
+    monkeypatch.setattr(summary, "training_memory", lambda *_: Memory(GIB, 40 * GIB, 4 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), ["It fits here (the machine: 16 GiB), with about 5 GiB."]),
+        (("--train.batch-size", "8"), ["It fits here"]),
+        (("--train.no-remat",), ["does not fit", "needs about 41 GiB", "fits: --train.remat."]),
+    ],
+)
+def test_whether_training_fits_is_said(flags, words, machine, capsys):
+    assert main(["model", "summary", "debug", *flags]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    ("memory", "remat", "size", "part"),
+    [
+        (Memory(GIB, 200 * GIB, 131 * GIB), True, 16, "What fits: --train.batch-size 1."),
+        (Memory(GIB, 100 * GIB, 30 * GIB), False, 16,
+         "What fits: --train.batch-size 2, or --train.batch-size 7 --train.remat."),
+        (Memory(GIB, 30 * GIB, 14 * GIB), False, 4,
+         "What fits: --train.batch-size 1, or --train.batch-size 3 --train.remat."),
+        (Memory(GIB, 500 * GIB, 320 * GIB), True, 16,
+         "Not even --train.batch-size 1 --train.remat fits (21 GiB)"),
+        (Memory(20 * GIB, GIB, GIB), True, 2, "Not even"),
+    ],
+)  # fmt: skip
+def test_what_would_fit_is_said(memory, remat, size, part):
+    train = dataclasses.replace(CONFIG.train, remat=remat, batch_size=size)
+    text = summary.verdict(memory, dataclasses.replace(CONFIG, train=train), 16 * GIB, "here")
+    assert "It does not fit here (here: 16 GiB)" in text
+    assert part in text
+
+
+def test_the_advised_batch_size_is_the_largest_that_fits():
+    memory, limit = Memory(GIB, 100 * GIB, 30 * GIB), 16 * GIB
+    batch = summary.largest_batch(memory, 16, limit, remat=True)
+    needed = [1.1 * (GIB + 30 * GIB * b / 16) for b in (batch, batch + 1)]
+    assert needed[0] <= limit < needed[1]
+
+
+def test_memory_is_this_devices():
+    where, size = summary.device_memory()
+    assert GIB / 4 < size < 2**50
+    assert where
+
+
+def test_verb_works_without_a_data_set(capsys, tmp_path, machine):
     words = ["model", "summary", "debug", "--data.path", str(tmp_path / "none"), "--all-members"]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert f"84 kinematic points and 2 cameras, assumed: there is no data set at {tmp_path}" in text
-    assert text.splitlines()[0].split() == ["parameters", *MEMBERS]
-    totals = next(line for line in text.splitlines() if line.startswith("total"))
-    numbers = [int(cell.replace(",", "")) for cell in totals.split()[1:]]
-    assert len(numbers) == len(MEMBERS)
+    rows = [line.split() for line in text.splitlines()[2 : 2 + len(MEMBERS)]]
+    assert [row[0] for row in rows] == list(MEMBERS)
+    numbers = [[int(cell.replace(",", "")) for cell in row[1:5]] for row in rows]
+    shared = {}
+    for name, (tokens, blocks, local, total) in zip(MEMBERS, numbers, strict=True):
+        scene, _, _ = summary.find_scene(load_config("debug"))
+        counts = count_parameters(with_member(load_config("debug"), name), scene)
+        parts = [counts.pop(part) for part in ("tokens", "blocks", "local")]
+        assert [tokens, blocks, local, total] == [*parts, sum(parts) + sum(counts.values())]
+        # What stands below the table is true of every member.
+        shared = shared or counts
+        assert counts == shared
+        assert all(f"{part} {count:,}" in text for part, count in counts.items())
     # Comparable: the largest member has less than three times the smallest.
-    assert max(numbers) < 3 * min(numbers)
-    assert [line.split() for line in text.splitlines() if line.startswith("activations")] == [
-        ["activations,", "train.no-remat", *["2"] * len(MEMBERS)],
-        ["activations,", "train.remat", *["0.5"] * len(MEMBERS)],
-    ]
+    totals = [row[3] for row in numbers]
+    assert max(totals) < 3 * min(totals)
+    assert all(row[5:] == ["40", "4", "2"] for row in rows)
+    assert max(map(len, text.splitlines()[: 2 + len(MEMBERS)])) < 80
+
+
+def test_members_are_printed_one_by_one(capsys, monkeypatch, machine):
+    printed = []
+
+    def measure(*_):
+        printed.append(capsys.readouterr().out)
+        return Memory(GIB, GIB, GIB)
+
+    monkeypatch.setattr(summary, "training_memory", measure)
+    assert main(["model", "summary", "debug", "--all-members"]) == 0
+    assert printed[0].splitlines()[1].startswith("member")
+    for name, text in zip(MEMBERS, printed[1:], strict=False):
+        assert text.split()[0] == name
 
 
 def test_verb_reads_the_scene_of_a_data_set(capsys, synthetic_dataset):
@@ -134,4 +213,5 @@ def test_verb_reads_the_scene_of_a_data_set(capsys, synthetic_dataset):
         assert main(["model", "summary", "debug", "--data.path", str(synthetic_dataset)]) == 0
     text = capsys.readouterr().out
     assert f"as in {synthetic_dataset}" in text
-    assert np.array([part in text for part in PARTS]).all()
+    assert np.array([part in text for part in (*PARTS, "total", "train.remat")]).all()
+    assert "It fits here" in text

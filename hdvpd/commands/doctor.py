@@ -19,7 +19,7 @@ from typing import Literal
 import hdvpd
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.errors import how_to_install
-from hdvpd.system import LIBRARIES, missing_packages
+from hdvpd.system import LIBRARIES, main_memory, missing_packages
 
 Status = Literal["ok", "note", "problem"]
 
@@ -230,7 +230,7 @@ def check_devices() -> list[Finding]:
 def check_memory() -> list[Finding]:
     """Report cores and main memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    size = main_memory() / 2**30
     return [Finding("machine", "ok", f"{cores} CPU cores, {size:.1f} GiB of main memory")]
 
 
