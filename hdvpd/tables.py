@@ -2,6 +2,7 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,24 +48,32 @@ class Table:
         return text.getvalue()
 
     def print(self) -> None:
-        """Print the table; cells are wrapped to the terminal's width, 80 columns in a pipe."""
+        """Print the table, texts wrapped to the terminal's width, 80 columns in a pipe.
+
+        Numbers and the words of the head are never cut: too many columns make longer lines.
+        """
         table = RichTable(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         rows = [[_styled(_shown(cell)) for cell in row] for row in self.rows]
-        names = max((row[0].cell_len for row in rows), default=0)
-        for number, name in enumerate(self.head):
-            table.add_column(
-                Text(name),
-                justify="right" if number else "left",
-                overflow="fold",
-                # What does not fit is wrapped in heads and other cells first.
-                min_width=None if number else min(names, _NAME_WIDTH),
-            )
+        cells = [max((row[i].cell_len for row in rows), default=1) for i in range(len(self.head))]
+        console = Console()
+        heads = list(self.head)
+        widths = [min(cells[0], _NAME_WIDTH), *map(self._uncut, range(1, len(heads)))]
+        if sum(map(max, cells, map(len, heads))) + 2 * len(heads) > console.width:
+            # Heads are wrapped first, texts next: rich would also cut numbers.
+            heads = list(map(textwrap.fill, heads, map(max, cells, widths)))
+            console = Console(width=max(console.width, sum(widths) + 2 * len(heads)))
+        for number, (name, width) in enumerate(zip(heads, widths, strict=True)):
+            justify = "right" if number else "left"
+            table.add_column(Text(name), justify=justify, overflow="fold", min_width=width)
         for row in rows:
             table.add_row(*row)
-        console = Console()
         if self.title:
             console.print(Text(self.title, "bold"))
         console.print(table)
+
+    def _uncut(self, column: int) -> int:
+        numbers = [_shown(row[column]) for row in self.rows if isinstance(row[column], int | float)]
+        return max(map(len, [*self.head[column].split(), *numbers]), default=1)
 
 
 def bold(text: str) -> str:

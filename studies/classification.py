@@ -20,9 +20,9 @@ from studies import head_masks
 from studies.head_masks import AbstractMaskFamily
 from studies.outputs import (
     Row,
-    format_table,
     make_folder,
     paired_summary,
+    table,
     write_csv,
     write_settings,
 )
@@ -193,7 +193,9 @@ def run_study(
     summary = summarize(rows, reference)
     write_csv(out / "summary.csv", summary)
     draw(summary, rows, title).savefig(out / "accuracy.png", dpi=110)
-    print(f"\n{format_table(summary)}\n\nfigure and numbers are in {out}")
+    print()
+    table(summary).print()
+    print(f"\nfigure and numbers are in {out}")
 
 
 def run_all(

@@ -35,9 +35,10 @@ from hdvpd.attention.power_series import power_series
 from studies.grf_measurements import disjoint_copies, sampled_walks
 from studies.outputs import (
     Row,
-    format_table,
     make_folder,
     mean_and_half_width,
+    table,
+    transposed,
     write_csv,
     write_settings,
 )
@@ -102,8 +103,9 @@ def main(out: Path, settings: ExpressivitySettings) -> None:
     for name, rows in (("exact", exact), ("sampled", sampled), ("summary", summary)):
         write_csv(out / f"{name}.csv", rows)
     draw(summary).savefig(out / "separation.png", dpi=130)
-    print(f"Largest differences of outputs, exact masks\n\n{format_table(exact)}")
-    print(f"\nReturn weights by sampled graph random features\n\n{format_table(summary)}")
+    table(transposed(exact), "Largest differences of outputs, exact masks").print()
+    print()
+    table(summary, "Return weights by sampled graph random features").print()
     print(f"\n{time.monotonic() - started:.0f} s; figure and numbers are in {out}")
 
 

@@ -13,7 +13,7 @@ from hdvpd.system import keep_freed_memory
 from studies import grf_measurements as measure
 from studies.costs import fitted_slope
 from studies.grf_measurements import AD_HOC, COUPLINGS
-from studies.outputs import Row, format_table, make_folder, write_csv
+from studies.outputs import Row, make_folder, table, write_csv
 from studies.settings import GrfSettings
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -62,8 +62,9 @@ def main(out: Path, settings: GrfSettings) -> None:
         rows = part.measure(settings.seed)
         write_csv(out / f"{part.name}.csv", rows)
         part.figure(rows).savefig(out / f"{part.name}.png", dpi=130)
-        print(f"\n{part.title} ({part.name}, {time.monotonic() - started:.0f} s)\n")
-        print(format_table(part.summary(rows)))
+        title = f"{part.title} ({part.name}, {time.monotonic() - started:.0f} s)"
+        print()
+        table(part.summary(rows), title).print()
     print(f"\nfigures and numbers are in {out}")
 
 

@@ -44,9 +44,8 @@ from studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_b
 from studies.example_masks import KINDS, neighbor_walks, tree_example
 from studies.outputs import (
     Row,
-    format_table,
     make_folder,
-    markdown_table,
+    table,
     write_csv,
     write_settings,
 )
@@ -100,14 +99,16 @@ def main(out: Path, settings: MechanismSettings) -> None:
         write_csv(out / "costs.csv", costs)  # after each, as they take minutes together
         print(f"measured {name}", flush=True)
     errors = {name: relative_error(name, _ERROR_TOKENS, settings) for name in names}
-    table = summarize(costs, errors)
-    write_csv(out / "table.csv", table)
-    (out / "table.md").write_text(markdown_table(table))
-    print(f"\nOne head, m = {settings.width}\n\n{format_table(table)}")
+    summary = table(summarize(costs, errors), f"One head, m = {settings.width}")
+    (out / "table.csv").write_text(summary.csv())
+    (out / "table.md").write_text(summary.markdown())
+    print()
+    summary.print()
     if settings.peak_tokens:
         peaks = [peak_row(name, settings) for name in PEAKS if name in names]
         write_csv(out / "peaks.csv", peaks)
-        print(f"\nPeak resident memory\n\n{format_table(peaks)}")
+        print()
+        table(peaks, "Peak resident memory").print()
     print(f"\n{time.monotonic() - started:.0f} s; numbers are in {out}")
 
 

@@ -19,10 +19,10 @@ from studies.fitting import AbstractLearner, fit
 from studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
 from studies.outputs import (
     Row,
-    format_table,
     make_folder,
     paired_summary,
     read_csv,
+    table,
     write_csv,
     write_settings,
 )
@@ -75,7 +75,9 @@ def main(out: Path, settings: MotifSettings) -> None:
     summary = summarize(rows)
     write_csv(out / "summary.csv", summary)
     draw(summary, rows).savefig(out / "accuracy.png", dpi=130)
-    print(f"\n{format_table(summary)}\n\nfigure and numbers are in {out}")
+    print()
+    table(summary).print()
+    print(f"\nfigure and numbers are in {out}")
 
 
 def require_library(models: tuple[str, ...]) -> None:

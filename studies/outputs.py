@@ -11,6 +11,7 @@ import numpy as np
 from hdvpd.errors import UserError
 from hdvpd.experiments import section_toml
 from hdvpd.statistics import student_interval
+from hdvpd.tables import Table
 
 Row = dict[str, Any]
 
@@ -32,12 +33,24 @@ def write_settings(path: Path, settings: Any) -> None:
     path.write_text("\n".join(section_toml(settings)) + "\n")
 
 
+def table(rows: Sequence[Row], title: str = "") -> Table:
+    """Return rows of equal keys as a table."""
+    return Table(list(rows[0]), [list(map(_plain, row.values())) for row in rows], title)
+
+
+def transposed(rows: Sequence[Row]) -> list[Row]:
+    """Exchange rows and columns; the first column becomes the head."""
+    first, *others = rows[0]
+    return [{first: name} | {row[first]: row[name] for row in rows} for name in others]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.integer) else value
+
+
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows of equal keys."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    path.write_text(table(rows).csv())
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -53,29 +66,6 @@ def _parse(text: str) -> Any:
         except ValueError:
             pass
     return text
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """Return aligned columns, numbers with four digits."""
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
-
-
-def markdown_table(rows: Sequence[Row]) -> str:
-    """Return the same as a table in Markdown."""
-    cells = [list(rows[0]), ["---"] * len(rows[0])]
-    cells += [[_cell(value) for value in row.values()] for row in rows]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
-    return str(value)
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

@@ -47,3 +47,10 @@ def test_the_terminal_wraps_instead_of_dropping(capsys):
     assert max(map(len, printed.splitlines())) <= 80
     assert all(word in printed for word in words)
     assert printed.count("y") == 90
+
+
+def test_numbers_are_never_cut(capsys):
+    values = [1.5e-07 + number for number in range(12)]
+    Table(["name", *(f"column {number}" for number in values)], [["row", *values]]).print()
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].split() == ["row", *(f"{value:.4g}" for value in values)]
