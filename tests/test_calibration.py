@@ -19,11 +19,12 @@ from hdvpd.data.calibration import findings, signals
 from hdvpd.data.calibration.agreement import RobotPoint, measure, robot_points, shared_points
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.clouds import choose_indexer, observe, suggest_box, surface_distance
+from hdvpd.data.calibration.diagnosis import diagnose
 from hdvpd.data.calibration.images import depth_values, intrinsics_faults
-from hdvpd.data.calibration.mistakes import OPENGL_AXES, diagnose
 from hdvpd.data.calibration.recording import read_snapshot
 from hdvpd.data.calibration.report import diagnosis_lines, print_report
 from hdvpd.data.calibration.views import Moment, View, project, thin, world_points
+from hdvpd.data.pinhole import AXES
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -258,8 +259,8 @@ VIEW_MISTAKES: dict[str, Callable[[View], View]] = {
     "inverted extrinsics": with_pose(np.linalg.inv),
     "transposed extrinsics": with_pose(lambda p: p.T.copy()),
     "transposed rotation": with_pose(transpose_rotation),
-    "OpenGL axes": with_pose(lambda p: p @ OPENGL_AXES),
-    "inverted extrinsics with OpenGL axes": with_pose(lambda p: np.linalg.inv(p @ OPENGL_AXES)),
+    "OpenGL axes": with_pose(lambda p: p @ AXES["opengl"]),
+    "inverted extrinsics with OpenGL axes": with_pose(lambda p: np.linalg.inv(p @ AXES["opengl"])),
     "CoppeliaSim axes": with_pose(lambda p: p @ np.diag([-1.0, -1.0, 1.0, 1.0])),
     "camera position in millimetres": with_pose(
         lambda p: p * np.array([[1, 1, 1, 1000.0]] * 3 + [[1, 1, 1, 1]])
@@ -341,7 +342,8 @@ def test_two_mistakes_at_once_are_both_named(moments):
     wrong = change_views(wrong, CAMERAS, VIEW_MISTAKES["OpenGL axes"])
     diagnosis = diagnose(wrong, INDEX)
     assert {m.name for m in diagnosis.mistakes} == {"wrong depth unit", "OpenGL axes"}
-    assert all(diagnosis.after.status(camera) == "pass" for camera in CAMERAS)
+    after = measure(diagnosis.repair(wrong), INDEX)
+    assert all(after.status(camera) == "pass" for camera in CAMERAS)
 
 
 def test_a_repair_that_parts_cameras_which_agree_is_no_explanation(moments):
@@ -374,7 +376,7 @@ DISK_MISTAKES = {
     "wrong depth unit": ("cameras/cam0/depth", lambda d: d * np.float32(1000)),
     "inverted extrinsics": ("cameras/cam1/camera_to_world", np.linalg.inv),
     "transposed extrinsics": ("cameras/cam0/camera_to_world", lambda p: p.T.copy()),
-    "OpenGL axes": ("cameras/cam0/camera_to_world", lambda p: p @ OPENGL_AXES),
+    "OpenGL axes": ("cameras/cam0/camera_to_world", lambda p: p @ AXES["opengl"]),
     "unscaled intrinsics": (
         "cameras/cam1/intrinsics",
         lambda k: k * np.array([[10.0], [10.0], [1.0]]),

@@ -25,13 +25,10 @@ UPWARD: set[tuple[str, str]] = set()
 LONG_FILES = {
     "hdvpd.compare",
     "hdvpd.config",
-    "hdvpd.data.calibration.mistakes",
     "hdvpd.data.importers.driver",
 }
 LONG_FUNCTIONS = {
     "hdvpd.attention.walks.sample_walks",
-    "hdvpd.data.calibration.check.check",
-    "hdvpd.data.calibration.mistakes._view_repairs",
     "hdvpd.data.importers.driver.import_dataset",
     "hdvpd.evaluation.rollouts.evaluate_window",
 }

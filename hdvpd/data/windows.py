@@ -25,6 +25,7 @@ from hdvpd.data.arrays import (
     TARGET_LINKS,
     camera_array,
 )
+from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.schema import CameraInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
@@ -266,12 +267,12 @@ def _read_view(
     checks.check_intrinsics(place, camera, intrinsics)
     checks.check_pose(place, camera, pose)
     height, width = data_config.height, data_config.width
-    scale = np.array([width / info.width, height / info.height, 1.0])
+    scaled = scale_intrinsics(intrinsics, (info.height, info.width), (height, width))
     return RgbdFrames(
         rgb=resizing.resize_rgb(rgb, height, width),
         depth_m=resizing.resize_depth(depth_m, height, width),
         camera=Camera(
-            intrinsics=(intrinsics * scale[None, :, None]).astype(np.float32),
+            intrinsics=scaled.astype(np.float32),
             camera_to_world=pose.astype(np.float32),
         ),
     )

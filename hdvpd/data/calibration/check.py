@@ -5,8 +5,7 @@ episodes are read as signals. Every result is a finding; a camera passes if some
 nothing speaks against it.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,19 +15,11 @@ from hdvpd.array_typing import Float
 from hdvpd.data.calibration import findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
 from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
+from hdvpd.data.calibration.diagnosis import Diagnosis, diagnose
 from hdvpd.data.calibration.findings import Finding
 from hdvpd.data.calibration.images import DepthValues, color_preference, depth_values
-from hdvpd.data.calibration.mistakes import Diagnosis, diagnose
-from hdvpd.data.calibration.recording import (
-    Signals,
-    Snapshot,
-    read_signals,
-    read_snapshot,
-    robot_everywhere,
-    spread,
-)
+from hdvpd.data.calibration.recording import Sample, Signals, read_sample, spread
 from hdvpd.data.calibration.views import Moment, world_points
-from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -122,43 +113,30 @@ def check(
     dataset = Dataset(path)
     dataset.check_arrays()
     search, index = choose_indexer(backend)
-    chosen = [dataset.episodes[i] for i in spread(episodes, len(dataset.episodes))]
-    snapshots = [
-        read_snapshot(dataset, episode, frame)
-        for episode in chosen
-        for frame in spread(frames, episode.length)
-    ]
-    series = [read_signals(dataset, episode) for episode in chosen]
-    moments = tuple(snapshot.moment for snapshot in snapshots)
+    sample = read_sample(dataset, episodes, frames)
+    moments = sample.moments
     evidence = measure(moments, index)
-    cameras = {
-        name: _check_camera(name, dataset, chosen, snapshots, series, evidence)
-        for name in dataset.cameras
-    }
-    leads = _leads(series)
-    sound = all(evidence.status(name) == "pass" for name in cameras)
+    sound = all(evidence.status(name) == "pass" for name in dataset.cameras)
     diagnosis = None if sound else diagnose(_screening(moments), index)
     repaired = None if diagnosis is None else measure(diagnosis.repair(moments), index)
-    if diagnosis is not None and repaired is not None:
-        cameras = {
-            name: _with_diagnosis(name, camera, diagnosis, repaired)
-            for name, camera in cameras.items()
-        }
-    workspace = _suggest_workspace(moments, series) if sound else None
-    general = [
-        *findings.clock_findings(dataset),
-        *findings.robot_array_findings(dataset, chosen),
-        *findings.action_findings(series, leads),
-        *findings.workspace_findings(dataset, workspace, series),
-    ]
+    leads = _leads(sample.series)
+    workspace = _suggest_workspace(sample) if sound else None
     return Report(
         path=dataset.path,
         identity=dataset.identity(),
         search=search,
         moments=moments,
         evidence=evidence,
-        cameras=cameras,
-        findings=tuple(general),
+        cameras={
+            name: _check_camera(name, sample, evidence, _mended(name, diagnosis, repaired))
+            for name in dataset.cameras
+        },
+        findings=(
+            *findings.clock_findings(dataset),
+            *findings.robot_array_findings(sample),
+            *findings.action_findings(sample.series, leads),
+            *findings.workspace_findings(sample, workspace),
+        ),
         leads=leads,
         workspace=workspace,
         diagnosis=diagnosis,
@@ -166,33 +144,26 @@ def check(
     )
 
 
-def _with_diagnosis(
-    name: str, camera: CameraReport, diagnosis: Diagnosis, repaired: Evidence
-) -> CameraReport:
-    if repaired.status(name) != "pass":
-        return camera
-    found = tuple(
-        Finding("diagnosis", "fail", f"{mistake.name}: {mistake.fix}")
-        for mistake in diagnosis.mistakes
-        if name in mistake.cameras
-    )
-    return dataclasses.replace(camera, findings=camera.findings + found)
-
-
 def _screening(moments: Sequence[Moment]) -> list[Moment]:
     """Choose few moments, on which many hypotheses can be tried."""
     return [moments[i] for i in spread(SCREENING_MOMENTS, len(moments))]
 
 
+def _mended(
+    camera: str, diagnosis: Diagnosis | None, repaired: Evidence | None
+) -> Iterator[Finding]:
+    """Name the mistakes of a camera that passes with them undone."""
+    if diagnosis is not None and repaired is not None and repaired.status(camera) == "pass":
+        for mistake in diagnosis.mistakes:
+            if camera in mistake.cameras:
+                yield Finding("diagnosis", "fail", f"{mistake.name}: {mistake.fix}")
+
+
 def _check_camera(
-    camera: str,
-    dataset: Dataset,
-    episodes: Sequence[EpisodeInfo],
-    snapshots: Sequence[Snapshot],
-    series: Sequence[Signals],
-    evidence: Evidence,
+    camera: str, sample: Sample, evidence: Evidence, mended: Iterator[Finding]
 ) -> CameraReport:
-    unit_m = dataset.info.cameras[camera].depth_unit_m
+    snapshots, series = sample.snapshots, sample.series
+    unit_m = sample.dataset.info.cameras[camera].depth_unit_m
     depth = depth_values(np.stack([s.stored_depth[camera] for s in snapshots]), unit_m)
     lag = signals.align([s.robot_motion for s in series], [s.image_motion[camera] for s in series])
     preferences = [
@@ -203,13 +174,14 @@ def _check_camera(
     ]
     color = float(np.mean(preferences)) if preferences else None
     found = [
-        *findings.structure_findings(camera, dataset, episodes, snapshots),
+        *findings.structure_findings(camera, sample),
         *findings.depth_findings(camera, depth, unit_m),
-        *findings.intrinsics_findings(camera, dataset, snapshots),
+        *findings.intrinsics_findings(camera, sample),
         *findings.view_findings(camera, evidence),
         *findings.robot_findings(camera, evidence),
         findings.color_finding(color),
-        findings.lag_finding(lag, dataset.rate_hz),
+        findings.lag_finding(lag, sample.dataset.rate_hz),
+        *mended,
     ]
     return CameraReport(depth, lag, color, tuple(found))
 
@@ -231,8 +203,7 @@ def _leads(series: Sequence[Signals]) -> dict[str, signals.Lead]:
     return {name: lead for name, lead in found.items() if lead is not None}
 
 
-def _suggest_workspace(
-    moments: Sequence[Moment], series: Sequence[Signals]
-) -> tuple[np.ndarray, np.ndarray] | None:
-    seen = [world_points(view)[view.depth_m > 0] for m in moments for view in m.views.values()]
-    return suggest_box(np.concatenate(seen), robot_everywhere(series))
+def _suggest_workspace(sample: Sample) -> tuple[np.ndarray, np.ndarray] | None:
+    views = [view for moment in sample.moments for view in moment.views.values()]
+    seen = [world_points(view)[view.depth_m > 0] for view in views]
+    return suggest_box(np.concatenate(seen), sample.robot)

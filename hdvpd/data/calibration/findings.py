@@ -11,8 +11,7 @@ from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINK
 from hdvpd.data.calibration import limits, signals
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.images import DepthValues, intrinsics_faults
-from hdvpd.data.calibration.recording import Signals, Snapshot, robot_everywhere
-from hdvpd.data.schema import EpisodeInfo
+from hdvpd.data.calibration.recording import Sample, Signals
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -38,26 +37,21 @@ class Finding:
     text: str
 
 
-def structure_findings(
-    camera: str,
-    dataset: Dataset,
-    episodes: Sequence[EpisodeInfo],
-    snapshots: Sequence[Snapshot],
-) -> Iterator[Finding]:
+def structure_findings(camera: str, sample: Sample) -> Iterator[Finding]:
     """Check the form of a camera's matrices and that every looked-at frame has some valid depth."""
+    dataset = sample.dataset
     tests: list[tuple[Callable[..., None], str, tuple[int, ...]]] = [
         (checks.check_intrinsics, "intrinsics", (-1, 3, 3)),
         (checks.check_pose, "camera_to_world", (-1, 4, 4)),
     ]
     for test, key, shape in tests:
-        for episode in episodes:
+        for episode in sample.episodes:
             values = dataset.read(episode.number, f"cameras/{camera}/{key}").reshape(shape)
             place = checks.Place(dataset.path, episode.number, 0)
             if fault := _fault(lambda t=test, p=place, v=values: t(p, camera, v)):
                 yield Finding("structure", "fail", fault)
                 break
-    for snapshot in snapshots:
-        moment = snapshot.moment
+    for moment in sample.moments:
         place = checks.Place(dataset.path, moment.episode, moment.frame)
         valid = moment.views[camera].depth_m > 0
         if fault := _fault(lambda p=place, v=valid: checks.check_depth(p, camera, v[None])):
@@ -65,9 +59,10 @@ def structure_findings(
             break
 
 
-def robot_array_findings(dataset: Dataset, episodes: Sequence[EpisodeInfo]) -> Iterator[Finding]:
+def robot_array_findings(sample: Sample) -> Iterator[Finding]:
     """Check that the robot's arrays are finite."""
-    for episode in episodes:
+    dataset = sample.dataset
+    for episode in sample.episodes:
         number = episode.number
         place = checks.Place(dataset.path, number, 0)
         for name in (JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS):
@@ -118,13 +113,12 @@ def depth_findings(camera: str, depth: DepthValues, unit_m: float) -> Iterator[F
         yield Finding("depth", "note", text)
 
 
-def intrinsics_findings(
-    camera: str, dataset: Dataset, snapshots: Sequence[Snapshot]
-) -> Iterator[Finding]:
+def intrinsics_findings(camera: str, sample: Sample) -> Iterator[Finding]:
     """Judge whether a camera's intrinsics belong to its images."""
-    info = dataset.info.cameras[camera]
-    episode = snapshots[0].moment.episode
-    matrix = dataset.read(episode, f"cameras/{camera}/intrinsics").reshape(-1, 3, 3)[0]
+    info = sample.dataset.info.cameras[camera]
+    matrix = sample.dataset.read(sample.episodes[0].number, f"cameras/{camera}/intrinsics").reshape(
+        -1, 3, 3
+    )[0]
     if not np.isfinite(matrix).all() or matrix[0, 0] <= 0 or matrix[1, 1] <= 0:
         return
     faults, oddities = intrinsics_faults(matrix, info.height, info.width)
@@ -266,14 +260,12 @@ def action_findings(
 
 
 def workspace_findings(
-    dataset: Dataset,
-    suggested: tuple[np.ndarray, np.ndarray] | None,
-    series: Sequence[Signals],
+    sample: Sample, suggested: tuple[np.ndarray, np.ndarray] | None
 ) -> Iterator[Finding]:
     """Judge the workspace box, and report the suggested one."""
-    robot = robot_everywhere(series)
+    robot, info = sample.robot, sample.dataset.info
     if len(robot):
-        low, high = np.array(dataset.workspace_min), np.array(dataset.workspace_max)
+        low, high = np.array(info.workspace_min), np.array(info.workspace_max)
         inside = float(((robot >= low) & (robot <= high)).all(axis=1).mean())
         text = f"the workspace box holds {100 * inside:.1f} % of the robot's points"
         good = inside >= limits.SUGGESTED_COVER

@@ -1,7 +1,6 @@
-"""The usual mistakes, by name, and the search for the one that explains the evidence.
+"""The usual mistakes, by name.
 
-A mistake is known by its repair: what would undo it. The search applies every repair, to all
-cameras and to each alone, measures again, and keeps the one under which cameras begin to agree.
+A mistake is known by its repair: what would undo it.
 """
 
 import dataclasses
@@ -13,13 +12,10 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.agreement import Evidence, PairEvidence, measure
-from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.images import sentinel
-from hdvpd.data.calibration.views import Moment, View, camera_directions
+from hdvpd.data.calibration.views import View
+from hdvpd.data.pinhole import AXES, pixel_directions
 
-OPENGL_AXES = np.diag([1.0, -1.0, -1.0, 1.0])
-COPPELIA_AXES = np.diag([-1.0, -1.0, 1.0, 1.0])
 DEPTH_FACTORS = (1e-3, 1e-4, 2e-4, 2.5e-4, 1e-2, 0.1, 0.0254, 10.0, 100.0, 1e3, 1e4)
 """Metres per declared metre: millimetres, 0.1 mm, 1/5000 m (TUM), 0.25 mm (RealSense L515), ..."""
 COMMON_SIZES = (
@@ -28,11 +24,10 @@ COMMON_SIZES = (
     (128, 128), (84, 84), (96, 128),
 )  # fmt: skip
 """Rows and columns of images to which unscaled intrinsics may belong."""
-SCREENING_POINTS = 1500
-MAX_MISTAKES = 3
-
 ViewRepair = Callable[[View], View | None]
 """Undoes a mistake in one view; None where the view cannot have it."""
+Views = Mapping[str, View]
+"""All views of a moment, by camera."""
 
 
 @dataclass(frozen=True)
@@ -49,125 +44,10 @@ class Mistake:
     name: str
     cameras: tuple[str, ...]
     fix: str
-    repair: Callable[[Mapping[str, View]], dict[str, View]]
+    repair: Callable[[Views], Views]
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What explains the evidence.
-
-    Attributes:
-      mistakes: to undo, in this order.
-      before: evidence as stored.
-      after: evidence with the mistakes undone.
-      alternatives: names of other mistakes under which as many cameras pass, no better.
-    """
-
-    mistakes: tuple[Mistake, ...]
-    before: Evidence
-    after: Evidence
-    alternatives: tuple[str, ...]
-
-    def repair(self, moments: Sequence[Moment]) -> list[Moment]:
-        """Return the moments without the mistakes."""
-        for mistake in self.mistakes:
-            moments = _repaired(mistake, moments)
-        return list(moments)
-
-
-def diagnose(
-    moments: Sequence[Moment], index: Indexer, max_points: int = SCREENING_POINTS
-) -> Diagnosis | None:
-    """Search for mistakes that explain why cameras do not pass.
-
-    Up to `MAX_MISTAKES` are undone one after the other, each because more cameras pass without it;
-    if no single one helps, two at once are tried on all cameras.
-
-    Args:
-      moments: what the cameras saw; a few are enough.
-      index: makes the nearest-point search.
-      max_points: of each image that are compared.
-
-    Returns:
-      The mistakes, with the evidence before and after; None if none was found, or none is needed.
-    """
-    before = current = measure(moments, index, max_points)
-    found: list[Mistake] = []
-    others: list[str] = []
-    while len(found) < MAX_MISTAKES and _passing(current) < len(moments[0].views):
-        step = _best_step(moments, current, index, max_points)
-        if step is None:
-            break
-        mistakes, current, alternatives = step
-        for mistake in mistakes:
-            moments = _repaired(mistake, moments)
-        found += mistakes
-        others += alternatives
-    return Diagnosis(tuple(found), before, current, tuple(others)) if found else None
-
-
-def _best_step(
-    moments: Sequence[Moment], current: Evidence, index: Indexer, max_points: int
-) -> tuple[tuple[Mistake, ...], Evidence, list[str]] | None:
-    singles = [(mistake,) for mistake in hypotheses(moments[0].views)]
-    everywhere = [
-        mistake for (mistake,) in singles if len(mistake.cameras) == len(moments[0].views)
-    ]
-    pairs = [pair for pair in itertools.combinations(everywhere, 2) if pair[0].name != pair[1].name]
-    for options in (singles, pairs):
-        tried = [(option, _undone(option, moments, index, max_points)) for option in options]
-        better = [
-            (option, evidence)
-            for option, evidence in tried
-            if _passing(evidence) > _passing(current) and not _parts(current, evidence)
-        ]
-        if better:
-            best, evidence = max(better, key=lambda trial: _rank(trial[1]))
-            equal = [o for o, e in better if _rank(e)[:2] == _rank(evidence)[:2]]
-            names = dict.fromkeys(" and ".join(m.name for m in option) for option in equal)
-            names.pop(" and ".join(m.name for m in best), None)
-            return best, evidence, list(names)
-    return None
-
-
-def _undone(
-    option: Sequence[Mistake], moments: Sequence[Moment], index: Indexer, max_points: int
-) -> Evidence:
-    for mistake in option:
-        moments = _repaired(mistake, moments)
-    return measure(moments, index, max_points)
-
-
-def _parts(before: Evidence, after: Evidence) -> bool:
-    """Say whether cameras that agreed no longer do: no explanation, whatever else it improves."""
-    agreed = {p.cameras for p in before.pairs if _agrees(p)}
-    return any(p.cameras in agreed and not _agrees(p) for p in after.pairs)
-
-
-def _agrees(pair: PairEvidence) -> bool:
-    return pair.status != "unproven" and pair.median_m <= pair.median_limit_m
-
-
-def _rank(evidence: Evidence) -> tuple[int, int, float]:
-    cameras = _cameras(evidence)
-    failing = sum(evidence.status(camera) == "fail" for camera in cameras)
-    # Rounded, so that of equally good explanations the first listed, which is the commonest, wins.
-    return _passing(evidence), -failing, -round(evidence.excess, 2)
-
-
-def _passing(evidence: Evidence) -> int:
-    return sum(evidence.status(camera) == "pass" for camera in _cameras(evidence))
-
-
-def _cameras(evidence: Evidence) -> set[str]:
-    return {c for pair in evidence.pairs for c in pair.cameras} | set(evidence.robots)
-
-
-def _repaired(mistake: Mistake, moments: Sequence[Moment]) -> list[Moment]:
-    return [dataclasses.replace(m, views=mistake.repair(m.views)) for m in moments]
-
-
-def hypotheses(views: Mapping[str, View]) -> Iterator[Mistake]:
+def hypotheses(views: Views) -> Iterator[Mistake]:
     """List the mistakes that these cameras may have, the commonest first.
 
     Args:
@@ -185,89 +65,24 @@ def hypotheses(views: Mapping[str, View]) -> Iterator[Mistake]:
     yield from _swaps(views)
 
 
-def _on(
-    cameras: Sequence[str], repair: ViewRepair
-) -> Callable[[Mapping[str, View]], dict[str, View]]:
-    def apply(views: Mapping[str, View]) -> dict[str, View]:
-        return {
-            name: (repair(view) or view) if name in cameras else view
-            for name, view in views.items()
-        }
-
-    return apply
+def _on(cameras: Sequence[str], repair: ViewRepair) -> Callable[[Views], Views]:
+    return lambda views: {
+        name: (repair(view) or view) if name in cameras else view for name, view in views.items()
+    }
 
 
-def _view_repairs(views: Mapping[str, View]) -> Iterator[tuple[str, str, ViewRepair]]:
+def _view_repairs(views: Views) -> Iterator[tuple[str, str, ViewRepair]]:
     for factor in DEPTH_FACTORS:
         fix = f"multiply depth_unit_m in dataset.json by {factor:g} (or the stored depth)"
         yield "wrong depth unit", fix, _depth_factor(factor)
-    yield (
-        "inverted extrinsics",
-        "store the inverse of camera_to_world: it holds world-to-camera",
-        _pose(lambda pose: np.linalg.inv(pose)),
-    )
-    yield (
-        "transposed extrinsics",
-        "transpose the 4x4 camera_to_world: its translation stands in the last row",
-        _pose(lambda pose: pose.T if np.abs(pose[3, :3]).max() > 1e-9 else None),
-    )
-    yield (
-        "transposed rotation",
-        "transpose the 3x3 rotation of camera_to_world and keep its translation",
-        _pose(_transpose_rotation),
-    )
-    yield (
-        "OpenGL axes",
-        "convert to OpenCV axes: camera_to_world @ diag(1, -1, -1, 1)",
-        _pose(lambda pose: pose @ OPENGL_AXES),
-    )
-    yield (
-        "inverted extrinsics with OpenGL axes",
-        "store inv(camera_to_world) @ diag(1, -1, -1, 1): it holds an OpenGL view matrix",
-        _pose(lambda pose: np.linalg.inv(pose) @ OPENGL_AXES),
-    )
-    yield (
-        "CoppeliaSim axes",
-        "convert to OpenCV axes: camera_to_world @ diag(-1, -1, 1, 1), and take |f|",
-        _coppelia,
-    )
-    yield (
-        "camera position in millimetres",
-        "divide the translation of camera_to_world by 1000",
-        _pose(_millimetres),
-    )
+    yield from _OF_POSES
     for size in _original_sizes(views):
-        yield (
-            "unscaled intrinsics",
-            _scaling_text(size, views),
-            lambda view, size=size: _rescaled(view, size),
-        )
-    yield (
-        "unshifted principal point",
-        "subtract the crop's offset from cx and cy; the image's centre fits",
-        _centered,
-    )
-    yield (
-        "negative focal length",
-        "store the absolute value of fx and fy",
-        lambda view: (
-            _with_intrinsics(view, np.abs(view.intrinsics)) if (view.intrinsics < 0).any() else None
-        ),
-    )
-    yield (
-        "depth along the ray",
-        "divide depth by sqrt(1 + ((u - cx) / fx)^2 + ((v - cy) / fy)^2): it is the length of the "
-        "ray, not planar z",
-        _planar,
-    )
-    yield (
-        "invalid depth stored as a code",
-        "store 0 where the farthest depth stands, which many pixels hold exactly",
-        _without_code,
-    )
+        fix = _scaling_text(size, views)
+        yield "unscaled intrinsics", fix, lambda view, size=size: _rescaled(view, size)
+    yield from _OF_IMAGES
 
 
-def _swaps(views: Mapping[str, View]) -> Iterator[Mistake]:
+def _swaps(views: Views) -> Iterator[Mistake]:
     for pair in itertools.combinations(views, 2):
         first, second = (views[name] for name in pair)
         if first.depth_m.shape == second.depth_m.shape:
@@ -285,16 +100,14 @@ def _swaps(views: Mapping[str, View]) -> Iterator[Mistake]:
         )
 
 
-def _exchange(
-    pair: tuple[str, str], fields: Sequence[str]
-) -> Callable[[Mapping[str, View]], dict[str, View]]:
-    def apply(views: Mapping[str, View]) -> dict[str, View]:
+def _exchange(pair: tuple[str, str], fields: Sequence[str]) -> Callable[[Views], Views]:
+    def apply(views: Views) -> Views:
         first, second = (views[name] for name in pair)
-        changed = {
+        return {
+            **views,
             pair[0]: dataclasses.replace(first, **{f: getattr(second, f) for f in fields}),
             pair[1]: dataclasses.replace(second, **{f: getattr(first, f) for f in fields}),
         }
-        return {**views, **changed}
 
     return apply
 
@@ -336,8 +149,12 @@ def _millimetres(pose: Float[np.ndarray, "4 4"]) -> Float[np.ndarray, "4 4"] | N
 
 
 def _coppelia(view: View) -> View | None:
-    pose = _pose(lambda p: p @ COPPELIA_AXES)(view)
+    pose = _pose(lambda p: p @ AXES["coppeliasim"])(view)
     return None if pose is None else _with_intrinsics(pose, np.abs(view.intrinsics))
+
+
+def _positive(view: View) -> View | None:
+    return _with_intrinsics(view, np.abs(view.intrinsics)) if (view.intrinsics < 0).any() else None
 
 
 def _without_code(view: View) -> View | None:
@@ -350,7 +167,8 @@ def _without_code(view: View) -> View | None:
 def _planar(view: View) -> View | None:
     if not view.usable:
         return None
-    rays = np.linalg.norm(camera_directions(view), axis=-1)
+    directions = pixel_directions(view.intrinsics, view.depth_m.shape)
+    rays = np.linalg.norm(directions, axis=-1)
     return dataclasses.replace(view, depth_m=view.depth_m / rays)
 
 
@@ -364,7 +182,7 @@ def _recorded_center(view: View) -> tuple[float, float]:
     return float(view.intrinsics[0, 2] * scale[1]), float(view.intrinsics[1, 2] * scale[0])
 
 
-def _original_sizes(views: Mapping[str, View]) -> list[tuple[float, float]]:
+def _original_sizes(views: Views) -> list[tuple[float, float]]:
     """List image sizes (rows, columns) to which the stored principal points may belong."""
     sizes: list[tuple[float, float]] = []
     for view in views.values():
@@ -389,7 +207,7 @@ def _rescaled(view: View, size: tuple[float, float]) -> View | None:
     return _with_intrinsics(view, view.intrinsics * scale[:, None])
 
 
-def _scaling_text(size: tuple[float, float], views: Mapping[str, View]) -> str:
+def _scaling_text(size: tuple[float, float], views: Views) -> str:
     rows, columns = next(iter(views.values())).size
     return (
         f"multiply the first row of the intrinsics by {columns / size[1]:.4g} and the second by "
@@ -405,3 +223,61 @@ def _centered(view: View) -> View | None:
     intrinsics = view.intrinsics.copy()
     intrinsics[:2, 2] = center
     return _with_intrinsics(view, intrinsics)
+
+
+_OF_POSES: tuple[tuple[str, str, ViewRepair], ...] = (
+    (
+        "inverted extrinsics",
+        "store the inverse of camera_to_world: it holds world-to-camera",
+        _pose(np.linalg.inv),
+    ),
+    (
+        "transposed extrinsics",
+        "transpose the 4x4 camera_to_world: its translation stands in the last row",
+        _pose(lambda pose: pose.T if np.abs(pose[3, :3]).max() > 1e-9 else None),
+    ),
+    (
+        "transposed rotation",
+        "transpose the 3x3 rotation of camera_to_world and keep its translation",
+        _pose(_transpose_rotation),
+    ),
+    (
+        "OpenGL axes",
+        "convert to OpenCV axes: camera_to_world @ diag(1, -1, -1, 1)",
+        _pose(lambda pose: pose @ AXES["opengl"]),
+    ),
+    (
+        "inverted extrinsics with OpenGL axes",
+        "store inv(camera_to_world) @ diag(1, -1, -1, 1): it holds an OpenGL view matrix",
+        _pose(lambda pose: np.linalg.inv(pose) @ AXES["opengl"]),
+    ),
+    (
+        "CoppeliaSim axes",
+        "convert to OpenCV axes: camera_to_world @ diag(-1, -1, 1, 1), and take |f|",
+        _coppelia,
+    ),
+    (
+        "camera position in millimetres",
+        "divide the translation of camera_to_world by 1000",
+        _pose(_millimetres),
+    ),
+)
+_OF_IMAGES: tuple[tuple[str, str, ViewRepair], ...] = (
+    (
+        "unshifted principal point",
+        "subtract the crop's offset from cx and cy; the image's centre fits",
+        _centered,
+    ),
+    ("negative focal length", "store the absolute value of fx and fy", _positive),
+    (
+        "depth along the ray",
+        "divide depth by sqrt(1 + ((u - cx) / fx)^2 + ((v - cy) / fy)^2): it is the length of the "
+        "ray, not planar z",
+        _planar,
+    ),
+    (
+        "invalid depth stored as a code",
+        "store 0 where the farthest depth stands, which many pixels hold exactly",
+        _without_code,
+    ),
+)

@@ -65,6 +65,54 @@ class Signals:
     target_points: Float[np.ndarray, "f p 3"] | None
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What is looked at of a data set.
+
+    Attributes:
+      dataset: as opened.
+      episodes: those looked at.
+      snapshots: frames of them, in full.
+      series: their time series.
+    """
+
+    dataset: Dataset
+    episodes: Sequence[EpisodeInfo]
+    snapshots: Sequence[Snapshot]
+    series: Sequence[Signals]
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What the cameras saw in the snapshots."""
+        return tuple(snapshot.moment for snapshot in self.snapshots)
+
+    @property
+    def robot(self) -> Float[np.ndarray, "m 3"]:
+        """The robot's kinematic points at all times, measured and commanded [m]."""
+        points = [p for s in self.series for p in (s.points, s.target_points) if p is not None]
+        return np.concatenate([np.zeros((0, 3)), *(p.reshape(-1, 3) for p in points)])
+
+
+def read_sample(dataset: Dataset, episodes: int, frames: int) -> Sample:
+    """Read evenly spread episodes, and evenly spread frames of each in full.
+
+    Args:
+      dataset: to read from.
+      episodes: how many, at most.
+      frames: of each of them that are read in full, at most.
+
+    Raises:
+      UserError: an array is missing or damaged.
+    """
+    chosen = [dataset.episodes[i] for i in spread(episodes, len(dataset.episodes))]
+    snapshots = [
+        read_snapshot(dataset, episode, frame)
+        for episode in chosen
+        for frame in spread(frames, episode.length)
+    ]
+    return Sample(dataset, chosen, snapshots, [read_signals(dataset, e) for e in chosen])
+
+
 def spread(count: int, available: int) -> list[int]:
     """Return up to `count` of the indices below `available`, evenly spread."""
     return sorted({round(i) for i in np.linspace(0, available - 1, min(count, available))})
@@ -163,9 +211,3 @@ def _points(dataset: Dataset, number: int, name: str, length: int) -> np.ndarray
         return None
     origins = dataset.read(number, name, 0, length)[..., :3, 3].astype(np.float64)
     return np.asarray(kinematic_points(origins, dataset.robot.skeleton))
-
-
-def robot_everywhere(series: Sequence[Signals]) -> Float[np.ndarray, "m 3"]:
-    """Return the robot's kinematic points at all times, measured and commanded [m]."""
-    points = [p for s in series for p in (s.points, s.target_points) if p is not None]
-    return np.concatenate([np.zeros((0, 3)), *(p.reshape(-1, 3) for p in points)])

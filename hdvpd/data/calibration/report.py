@@ -18,8 +18,8 @@ from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, as_plain
 from hdvpd.data.calibration.check import CameraReport, Report
 from hdvpd.data.calibration.clouds import choose_indexer
+from hdvpd.data.calibration.diagnosis import Diagnosis
 from hdvpd.data.calibration.findings import Finding
-from hdvpd.data.calibration.mistakes import Diagnosis
 from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_signals
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.views import Moment

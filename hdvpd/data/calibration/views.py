@@ -1,8 +1,7 @@
-"""What the cameras saw at one instant, and pinhole geometry in float64.
+"""What the cameras saw at one instant, by the conventions of `hdvpd.data.pinhole`.
 
-The conventions are those of `hdvpd.geometry`, its twin in JAX: OpenCV axes, pixel centres at +0.5,
-planar depth, metres. Here a calibration may be wrong: a focal length may be negative and a pose no
-pose, and nothing raises.
+A calibration may be wrong here: a focal length may be negative and a pose no pose, and nothing
+raises.
 """
 
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import numpy as np
 import scipy.ndimage
 
 from hdvpd.array_typing import Bool, Float, Int, UInt8
+from hdvpd.data.pinhole import pixel_directions
 
 SLOPE_LIMIT = 6.0
 """Depth step to the next pixel, in pixel footprints, beyond which a surface is taken to end. A
@@ -99,18 +99,10 @@ def thin(view: View, max_pixels: int) -> View:
     )
 
 
-def camera_directions(view: View) -> Float[np.ndarray, "h w 3"]:
-    """Return the direction of unit planar depth through every pixel, camera frame."""
-    height, width = view.depth_m.shape
-    k = view.intrinsics
-    x = (np.arange(width) + 0.5 - k[0, 2]) / k[0, 0]
-    y = (np.arange(height) + 0.5 - k[1, 2]) / k[1, 1]
-    return np.stack([*np.meshgrid(x, y), np.ones((height, width))], axis=-1)
-
-
 def world_points(view: View) -> Float[np.ndarray, "h w 3"]:
     """Lift every pixel to the world [m]; an invalid one lands on the camera's centre."""
-    points = camera_directions(view) * view.depth_m[..., None]
+    directions = pixel_directions(view.intrinsics, view.depth_m.shape)
+    points = directions * view.depth_m[..., None]
     return points @ view.camera_to_world[:3, :3].T + view.camera_to_world[:3, 3]
 
 

@@ -1,8 +1,4 @@
-"""Conversions to the native conventions: poses, intrinsics, time and depth. Pure functions.
-
-Native camera axes are OpenCV's (x right, y down, z forward), poses are camera-to-world, the centre
-of pixel (row i, column j) is (j + 0.5, i + 0.5), lengths are metres (docs/conventions.md).
-"""
+"""Conversions to the native conventions (docs/conventions.md): poses, time and depth."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +7,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from hdvpd.array_typing import Bool, Float, Int
+from hdvpd.data.pinhole import AXES, invert_pose
 
-AXES = {
-    "opencv": np.eye(4),
-    "opengl": np.diag([1.0, -1.0, -1.0, 1.0]),
-    "coppeliasim": np.diag([-1.0, -1.0, 1.0, 1.0]),
-}
-"""What a camera-to-world pose with these camera axes is multiplied with from the right."""
 Direction = Literal["camera-to-world", "world-to-camera"]
 
 MAX_OFFSET = 0.25
@@ -25,38 +16,6 @@ MAX_OFFSET = 0.25
 
 MIN_PLAUSIBLE_M = 0.02
 MAX_PLAUSIBLE_M = 20.0
-
-
-def homogeneous(pose: Float[np.ndarray, "*batch r 4"]) -> Float[np.ndarray, "*batch 4 4"]:
-    """Complete 3x4 poses with the row 0 0 0 1.
-
-    Args:
-      pose: 3x4 or 4x4.
-
-    Returns:
-      4x4, float64.
-    """
-    if pose.shape[-2] == 4:
-        return pose.astype(np.float64)
-    last = np.broadcast_to(np.array([0.0, 0.0, 0.0, 1.0]), (*pose.shape[:-2], 1, 4))
-    return np.concatenate([pose.astype(np.float64), last], axis=-2)
-
-
-def invert_pose(pose: Float[np.ndarray, "*batch 4 4"]) -> Float[np.ndarray, "*batch 4 4"]:
-    """Invert rigid poses, for instance world-to-camera to camera-to-world.
-
-    Args:
-      pose: with orthonormal rotations.
-
-    Returns:
-      The inverses; [R | t] gives [R^T | -R^T t].
-    """
-    rotation = np.swapaxes(pose[..., :3, :3], -1, -2)
-    result = np.zeros_like(pose)
-    result[..., :3, :3] = rotation
-    result[..., :3, 3] = -np.einsum("...ij,...j->...i", rotation, pose[..., :3, 3])
-    result[..., 3, 3] = 1.0
-    return result
 
 
 @dataclass(frozen=True)
@@ -107,38 +66,6 @@ def pose_from_quaternion(
     pose[..., :3, 3] = values[..., :3]
     pose[..., 3, 3] = 1.0
     return pose
-
-
-def scale_intrinsics(
-    intrinsics: Float[np.ndarray, "*batch 3 3"], old: tuple[int, int], new: tuple[int, int]
-) -> Float[np.ndarray, "*batch 3 3"]:
-    """Follow a resized image: the first row scales with the width, the second with the height.
-
-    Args:
-      intrinsics: of images of the old size [px].
-      old: height and width [px].
-      new: height and width [px].
-
-    Returns:
-      Intrinsics of the resized images.
-    """
-    scale = np.array([new[1] / old[1], new[0] / old[0], 1.0])
-    return intrinsics * scale.reshape((1,) * (intrinsics.ndim - 2) + (3, 1))
-
-
-def pinhole(fovy: float, height: int, width: int) -> Float[np.ndarray, "3 3"]:
-    """Return intrinsics of a camera that looks through the centre of its image.
-
-    Args:
-      fovy: vertical field of view [rad].
-      height: of the image [px].
-      width: of the image [px].
-
-    Returns:
-      Intrinsics [px].
-    """
-    focal = 0.5 * height / np.tan(0.5 * fovy)
-    return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
 
 
 def nearest_rows(

@@ -16,6 +16,7 @@ from hdvpd.data.arrays import LINKS
 from hdvpd.data.importers import base, source_class
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.prepare import Prepared, Settings, guess_workspace
+from hdvpd.data.pinhole import pixel_directions
 from hdvpd.errors import UserError
 
 WORKSPACE_FRAMES = 3
@@ -175,22 +176,16 @@ def _workspace(
     fixed = {name: view for name, view in recording.views.items() if view.link == "world"}
     points = [np.zeros((0, 3))]
     for row, images in zip(rows, recording.frames(rows), strict=True):
-        points += [_unproject(images[name].depth_m, view, row) for name, view in fixed.items()]
+        points += [_seen(images[name].depth_m, view, row) for name, view in fixed.items()]
     return guess_workspace(np.concatenate(points), links.astype(np.float64))
 
 
-def _unproject(
-    depth_m: Float[np.ndarray, "h w"], view: base.View, row: int
-) -> Float[np.ndarray, "n 3"]:
+def _seen(depth_m: Float[np.ndarray, "h w"], view: base.View, row: int) -> Float[np.ndarray, "n 3"]:
     """Lift every fourth valid pixel to the world."""
     intrinsics = view.intrinsics if view.intrinsics.ndim == 2 else view.intrinsics[row]
     pose = view.camera_to_world if view.camera_to_world.ndim == 2 else view.camera_to_world[row]
-    i, j = np.nonzero(depth_m)
-    i, j = i[::4], j[::4]
-    z = depth_m[i, j].astype(np.float64)
-    x = (j + 0.5 - intrinsics[0, 2]) / intrinsics[0, 0] * z
-    y = (i + 0.5 - intrinsics[1, 2]) / intrinsics[1, 1] * z
-    return np.stack([x, y, z], axis=1) @ pose[:3, :3].T + pose[:3, 3]
+    points = pixel_directions(intrinsics, depth_m.shape) * depth_m[..., None]
+    return points[depth_m > 0][::4] @ pose[:3, :3].T + pose[:3, 3]
 
 
 def _digest(file: Path) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_info import Info
@@ -71,4 +72,4 @@ def _pose(place: SourcePlace, key: str, values: np.ndarray) -> np.ndarray:
         raise place.error(
             f"{key} has {values.shape[1]} values, expected a 3x4 or 4x4 pose", _REMEDY
         )
-    return conversions.homogeneous(values.reshape(len(values), -1, 4))
+    return pinhole.homogeneous(values.reshape(len(values), -1, 4))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
@@ -148,7 +149,7 @@ class _Camera:
         world_to_camera = param.read("extrinsic_cv", (frames, None, 4))
         if world_to_camera.shape[1] not in (3, 4):
             param.check_shape("extrinsic_cv", (frames, 3, 4))
-        pose = conversions.invert_pose(conversions.homogeneous(world_to_camera))
+        pose = pinhole.invert_pose(pinhole.homogeneous(world_to_camera))
         check_opengl_pose(param, pose)
         return base.View(self._size, param.read("intrinsic_cv", (frames, 3, 3)), pose)
 

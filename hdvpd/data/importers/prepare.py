@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float, Int
-from hdvpd.data import checks
+from hdvpd.data import checks, pinhole
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
@@ -337,7 +337,7 @@ def _cameras(
                 )
             pose = links.measured[:, names.index(view.link)] @ pose
         sizes[name] = size or view.size
-        scaled = conversions.scale_intrinsics(intrinsics, view.size, sizes[name])
+        scaled = pinhole.scale_intrinsics(intrinsics, view.size, sizes[name])
         arrays[f"cameras/{name}/intrinsics"] = _still(scaled)
         arrays[f"cameras/{name}/camera_to_world"] = pose if view.link != "world" else _still(pose)
     return arrays, sizes

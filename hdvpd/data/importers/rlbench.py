@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hdvpd.array_typing import Float, UInt8
+from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.unpickling import UnsafePickleError, read_pickle
@@ -199,7 +200,7 @@ class _Camera:
             f"{centre.tolist()} of the images, so the images were resized and the intrinsics not",
             "Import the original images, or give the camera with --calibration.",
         )
-        pose = states.calibration(name, "extrinsics", (4, 4)) @ conversions.AXES["coppeliasim"]
+        pose = states.calibration(name, "extrinsics", (4, 4)) @ pinhole.AXES["coppeliasim"]
         return base.View(self._size, intrinsics, pose)
 
     def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:

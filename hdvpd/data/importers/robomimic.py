@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
@@ -235,7 +236,7 @@ def _camera_pose(camera: ElementTree.Element) -> Float[np.ndarray, "4 4"]:
     if values.shape != (7,):
         raise ValueError("pos should be 3 numbers and quat 4")
     # MuJoCo's cameras look along -z with y up, as OpenGL's do.
-    return conversions.pose_from_quaternion(values, "wxyz") @ conversions.AXES["opengl"]
+    return conversions.pose_from_quaternion(values, "wxyz") @ pinhole.AXES["opengl"]
 
 
 class _Camera:
@@ -257,7 +258,7 @@ class _Camera:
         def recorded() -> base.View:
             intrinsics = mount.intrinsics
             if intrinsics is None:
-                intrinsics = conversions.pinhole(mount.fovy, height, width)
+                intrinsics = pinhole.intrinsics_of(mount.fovy, (height, width))
             return base.View(self._size, intrinsics, mount.camera_to_link, mount.link)
 
         self.view = base.view_of(options, obs.place, name, self._size, recorded)

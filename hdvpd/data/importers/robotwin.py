@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data import pinhole
 from hdvpd.data.checks import check_finite
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
@@ -123,7 +124,7 @@ class _Camera:
         world_to_camera = group.read("extrinsic_cv", (frames, None, 4))
         if world_to_camera.shape[1] not in (3, 4):
             group.check_shape("extrinsic_cv", (frames, 3, 4))
-        pose = conversions.invert_pose(conversions.homogeneous(world_to_camera))
+        pose = pinhole.invert_pose(pinhole.homogeneous(world_to_camera))
         check_opengl_pose(group, pose)
         return base.View(self._size, group.read("intrinsic_cv", (frames, 3, 3)), pose)
 
@@ -153,7 +154,7 @@ def check_opengl_pose(camera: Node, camera_to_world: Float[np.ndarray, "f 4 4"])
         return
     recorded = camera.read("cam2world_gl", (len(camera_to_world), 4, 4))
     check_finite(camera.place, "cam2world_gl", recorded)
-    difference = np.abs(recorded @ conversions.AXES["opengl"] - camera_to_world).max(axis=(1, 2))
+    difference = np.abs(recorded @ pinhole.AXES["opengl"] - camera_to_world).max(axis=(1, 2))
     camera.place.require(
         np.asarray(difference < MAX_DISAGREEMENT),
         "cam2world_gl",

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data import pinhole
 from hdvpd.data.importers import conversions
 from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.robot_model import Joint
@@ -54,7 +55,7 @@ class SidecarCamera:
 
     def intrinsics_for(self, size: tuple[int, int]) -> Float[np.ndarray, "3 3"]:
         """Return the intrinsics of images of another size [px]."""
-        return conversions.scale_intrinsics(self.intrinsics, self.size, size)
+        return pinhole.scale_intrinsics(self.intrinsics, self.size, size)
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ def _camera(raw: Any, key: str) -> SidecarCamera:
     if unknown:
         raise _FaultError(f"{key} has the unknown key {unknown[0]!r}.")
     axes = raw.get("axes", "opencv")
-    if axes not in conversions.AXES:
-        raise _FaultError(f"{key}.axes = {axes!r} should be one of {', '.join(conversions.AXES)}.")
+    if axes not in pinhole.AXES:
+        raise _FaultError(f"{key}.axes = {axes!r} should be one of {', '.join(pinhole.AXES)}.")
     link = str(raw.get("link", "world"))
     pose_key = "camera_to_world" if link == "world" else "camera_to_link"
     pose = _matrix(raw.get(pose_key), (4, 4), f"{key}.{pose_key}")
@@ -166,7 +167,7 @@ def _camera(raw: Any, key: str) -> SidecarCamera:
     return SidecarCamera(
         size=(int(size[0]), int(size[1])),
         intrinsics=np.abs(intrinsics) if axes == "coppeliasim" else intrinsics,
-        camera_to_world=pose @ conversions.AXES[axes],
+        camera_to_world=pose @ pinhole.AXES[axes],
         link=link,
         depth_unit_m=None if unit is None else float(unit),
         rgb=_inside(raw.get("rgb", ""), f"{key}.rgb"),
@@ -216,10 +217,8 @@ def _extrinsics(raw: Any) -> conversions.PoseReading | None:
     known = get_args(conversions.Direction)
     if direction not in known:
         raise _FaultError(f"extrinsics.direction = {direction!r} should be {' or '.join(known)}.")
-    if axes not in conversions.AXES:
-        raise _FaultError(
-            f"extrinsics.axes = {axes!r} should be one of {', '.join(conversions.AXES)}."
-        )
+    if axes not in pinhole.AXES:
+        raise _FaultError(f"extrinsics.axes = {axes!r} should be one of {', '.join(pinhole.AXES)}.")
     return conversions.PoseReading(direction, axes)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.array_typing import Float, UInt8
+from hdvpd.data import pinhole
 from hdvpd.data.simulation import scene
 from hdvpd.data.simulation.plan import draw_plan, joint_path, within_reach
 from hdvpd.errors import UserError, how_to_install
@@ -215,14 +216,11 @@ def camera_parameters(
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_camlight(model, data)
-    height, width = size
-    focal = 0.5 * height / np.tan(0.5 * np.deg2rad(model.cam_fovy[view]))
-    intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
     pose = np.eye(4)
-    # MuJoCo's cameras look along -z with y up.
-    pose[:3, :3] = data.cam_xmat[view].reshape(3, 3) @ np.diag([1.0, -1.0, -1.0])
-    pose[:3, 3] = data.cam_xpos[view]
-    return intrinsics, pose
+    pose[:3, :3], pose[:3, 3] = data.cam_xmat[view].reshape(3, 3), data.cam_xpos[view]
+    # MuJoCo's cameras look along -z with y up, as OpenGL's do.
+    intrinsics = pinhole.intrinsics_of(np.deg2rad(model.cam_fovy[view]), size)
+    return intrinsics, pose @ pinhole.AXES["opengl"]
 
 
 def render(

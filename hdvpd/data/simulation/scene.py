@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdvpd.array_typing import Float
+from hdvpd.data.pinhole import looking_at
 
 ARMS = ("L", "R")
 BASES = {"L": (-0.60, 0.33, -0.02), "R": (-0.60, -0.33, -0.02)}
@@ -303,14 +304,10 @@ def _cameras_xml(draw: SceneDraw) -> str:
     text = ""
     for name, place, jitter in zip(CAMERAS, CAMERA_POSITIONS, draw.camera_jitter, strict=True):
         position = np.array(place) + jitter
-        forward = np.array(CAMERA_TARGET) - position
-        forward /= np.linalg.norm(forward)
-        right = np.cross(forward, [0.0, 0.0, 1.0])
-        right /= np.linalg.norm(right)
-        up = np.cross(right, forward)
+        right, down, _ = looking_at(position, CAMERA_TARGET)[:3, :3].T
         text += (
             f'<camera name="{name}" mode="fixed" pos="{_numbers(*position)}" '
-            f'xyaxes="{_numbers(*right, *up)}" fovy="{FIELD_OF_VIEW_DEG}"/>'
+            f'xyaxes="{_numbers(*right, *-down)}" fovy="{FIELD_OF_VIEW_DEG}"/>'
         )
     return text
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import schema, writer
+from hdvpd.data.pinhole import looking_at, pixel_directions
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -141,16 +142,9 @@ def camera(
     Returns:
       Intrinsics [px] and camera-to-world pose with OpenCV axes.
     """
-    position = np.array(CAMERA_POSITIONS[name])
-    forward = np.array(CAMERA_TARGET) - position
-    forward /= np.linalg.norm(forward)
-    right = np.cross(forward, [0.0, 0.0, 1.0])
-    right /= np.linalg.norm(right)
-    pose = np.eye(4)
-    pose[:3, :3] = np.stack([right, np.cross(forward, right), forward], axis=1)
-    pose[:3, 3] = position
     focal = 1.4 * height
-    return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]]), pose
+    intrinsics = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
+    return intrinsics, looking_at(CAMERA_POSITIONS[name], CAMERA_TARGET)
 
 
 def link_poses(joints: Float[np.ndarray, "f 2"]) -> Float[np.ndarray, "f l 4 4"]:
@@ -196,11 +190,8 @@ def cast(
     Returns:
       Colours, and planar depth [m] that is 0 where nothing is hit.
     """
-    x = (np.arange(width) + 0.5 - intrinsics[0, 2]) / intrinsics[0, 0]
-    y = (np.arange(height) + 0.5 - intrinsics[1, 2]) / intrinsics[1, 1]
-    in_camera = np.stack([*np.meshgrid(x, y), np.ones((height, width))], axis=-1)
     # Rays are scaled to z = 1 in camera axes, so their parameter is the planar depth.
-    rays = in_camera @ camera_to_world[:3, :3].T
+    rays = pixel_directions(intrinsics, (height, width)) @ camera_to_world[:3, :3].T
     origin = camera_to_world[:3, 3]
     depth_m, color = _hit_table(origin, rays)
     for center, radius, own in zip(spheres.centers, spheres.radii, spheres.colors, strict=True):
