@@ -32,8 +32,8 @@ def elu_features(x: Float[Array, "*batch m"]) -> Float[Array, "*batch m"]:
 def orthogonal_gaussian(key: PRNGKey, num_features: int, width: int) -> Float[Array, "m w"]:
     """Draw Gaussian rows that are orthogonal within every block of `width` of them.
 
-    The Q of a QR decomposition is uniform over rotations only after its columns took the signs of
-    R's diagonal; public Performer code leaves that out, and its estimate is biased.
+    Uniform over rotations, as `jax.random.orthogonal` is, and not as a QR decomposition comes:
+    public Performer code takes its Q without the signs of R's diagonal, and its estimate is biased.
 
     Args:
       key: draws.
@@ -45,9 +45,8 @@ def orthogonal_gaussian(key: PRNGKey, num_features: int, width: int) -> Float[Ar
     """
     direction_key, length_key = jax.random.split(key)
     num_blocks = -(-num_features // width)
-    rotation, triangle = jnp.linalg.qr(jax.random.normal(direction_key, (num_blocks, width, width)))
-    signs = jnp.sign(jnp.diagonal(triangle, axis1=1, axis2=2))
-    rows = (rotation * signs[:, None, :]).reshape(-1, width)[:num_features]
+    rotations = jax.random.orthogonal(direction_key, width, (num_blocks,))
+    rows = rotations.reshape(-1, width)[:num_features]
     lengths = jnp.linalg.norm(jax.random.normal(length_key, (num_features, width)), axis=1)
     return rows * lengths[:, None]
 
