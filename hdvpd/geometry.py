@@ -34,7 +34,7 @@ def _rotate(
 def unproject_pixels(
     pixels: Float[Array, "*batch r 2"], depth_m: Float[Array, "*batch r"], camera: Camera
 ) -> Float[Array, "*batch r 3"]:
-    """Lift pixels with planar depth to world points (spec section 2).
+    """Lift pixels with planar depth to world points (docs/conventions.md).
 
     Args:
       pixels: (x, y) in pixels, centres at +0.5.
@@ -88,7 +88,7 @@ def project(
 
 
 def rays_through(pixels: Float[Array, "*batch r 2"], camera: Camera) -> Rays:
-    """Return the rays through pixels, unit directions in the world frame (spec section 2)."""
+    """Return the rays through pixels, unit directions in the world frame (docs/conventions.md)."""
     directions = _camera_directions(pixels, camera.intrinsics)
     length = jnp.linalg.norm(directions, axis=-1)
     unit = _rotate(camera.camera_to_world, directions / length[..., None])

@@ -1,4 +1,4 @@
-"""The training loss (spec section 7)."""
+"""The training loss (HD-VPD, arXiv 2406.19800)."""
 
 import jax.numpy as jnp
 

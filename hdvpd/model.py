@@ -47,7 +47,7 @@ class Model(nnx.Module):
         return (self.scene.workspace_min, self.scene.workspace_max, self.config.render.far)
 
     def encode(self, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
-        """Turn the views of one time step into particles (spec section 3).
+        """Turn the views of one time step into particles (docs/equations.md, Encoder).
 
         Args:
           frames: axes (v): all cameras at one time.
@@ -67,7 +67,7 @@ class Model(nnx.Module):
     def rollout(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
     ) -> ParticleCloud:
-        """Predict the clouds of every planned step (spec section 5).
+        """Predict the clouds of every planned step (docs/equations.md, Dynamics).
 
         Args:
           previous: observed particles at step -2.
@@ -97,7 +97,7 @@ class Model(nnx.Module):
     def loss(
         self, batch: Batch, key: PRNGKey, *, moving_ray_weight: float | None = None
     ) -> Float[Array, "s"]:
-        """Return the ray loss of every predicted step of a batch (spec section 7).
+        """Return the ray loss of every predicted step of a batch (docs/equations.md, Training).
 
         Args:
           batch: windows.

@@ -6,5 +6,5 @@ from hdvpd.array_typing import Array, Float
 
 
 def safe_norm(vectors: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
-    """Return sqrt(|v|^2 + 1e-12): the gradient of the plain norm is infinite at 0 (spec D8)."""
+    """Return sqrt(|v|^2 + 1e-12): the gradient of the plain norm is infinite at 0."""
     return jnp.sqrt(jnp.sum(vectors * vectors, axis=-1) + 1e-12)

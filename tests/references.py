@@ -239,7 +239,7 @@ def edge_linear(params: dict, query: Array, node: Array, edge: Array) -> Array:
 def neighbor_attender(
     params: dict, config: Any, h: Array, positions: Array, real: Array, scores: Array
 ) -> Array:
-    """Return the update of every token by message passing over anchors (spec 5.2, `mp`)."""
+    """Return the update of every token by message passing over anchors."""
     anchors = drawn(scores, real, config.anchor_fraction)
     updates = np.zeros_like(h)
     for a in anchors:
@@ -271,7 +271,7 @@ def neighbor_attender(
 def graph_network(
     params: dict, config: Any, previous: Any, current: Any, robot: Any, scores: Array
 ) -> tuple[Array, Array]:
-    """Return displacement and feature change of one call of VPD's graph network (spec 5.3)."""
+    """Return displacement and feature change of one call of VPD's graph network."""
     num_particles = len(previous.mask)
     config = dataclasses.replace(config, position_embedding=False)
     x, place, real = interlacer_tokens(

@@ -380,7 +380,7 @@ def test_the_direct_contraction_is_attention_under_the_one_sided_mask():
         np.testing.assert_allclose(direct, expected, atol=1e-5)
 
 
-# Random-walk graph-node kernels (M6) --------------------------------------------------------------
+# Random-walk graph-node kernels -------------------------------------------------------------------
 
 
 def irregular_adjacency():

@@ -351,6 +351,6 @@ def test_operations_grow_linearly_without_the_search(monkeypatch, member):
         return step.lower(cloud, cloud, scenes.random_robot(0, 3)).cost_analysis()["flops"]
 
     small, large = count(512), count(1024)
-    # At least 16 T D^2: the dense layers of one block without a local layer (spec section 10).
+    # At least 16 T D^2: the dense layers of one block without a local layer.
     assert small > 16 * 1024 * 32**2
     assert large / small < 2.1

@@ -1,4 +1,4 @@
-"""Coefficients of masks against closed forms, matrix functions and each other (W1)."""
+"""Coefficients of masks against closed forms, matrix functions and each other."""
 
 import functools
 import math

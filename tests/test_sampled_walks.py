@@ -47,7 +47,7 @@ def relative_error(walks, graph):
     return np.sqrt(measure.relative_error(feature_matrix(walks, ones), truth))
 
 
-# Loads (W3) ---------------------------------------------------------------------------------------
+# Loads --------------------------------------------------------------------------------------------
 
 # What `walk_to_loads_list` of google-research/scenic (branch test_648653048, commit 178541322f80,
 # scenic/model_lib/layers/random_walk_utils.py) returns for these walks on the 3x3 grid, p = 0.3:
@@ -75,7 +75,7 @@ PUBLIC_LOADS = {
 
 
 @pytest.mark.parametrize("weighting", [0, 1])
-# The public program computes in float64: in that type ours has its numbers, in float32 (W8) close.
+# The public program computes in float64: in that type ours has its numbers, in float32 close.
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-15)])
 def test_loads_of_fixed_walks_are_the_public_programs(weighting, dtype, rtol):
     with jax.enable_x64(dtype == np.float64):
@@ -118,11 +118,11 @@ def test_walkers_that_stopped_stay_and_keep_their_load():
     np.testing.assert_array_equal(after.alive, [True, False])
 
 
-# Couplings (W4, W5) -------------------------------------------------------------------------------
+# Couplings ----------------------------------------------------------------------------------------
 
 
 def repelling_law(num_walkers, degree):
-    """Return the probability of every tuple of slots under the spec's rule, in float64."""
+    """Return the probability of every tuple of slots under the rule of blocks, in float64."""
     if num_walkers <= degree:
         cells = num_walkers * degree
         # The tuple is constant between multiples of 1 / cells: middles stand for all u.
@@ -223,7 +223,7 @@ def test_exactness_needs_equal_weights_and_equal_degrees():
     assert 1e-2 < relative_error(sample(symmetric, fixed_key(), 27), symmetric) < 5e-1
 
 
-# Bias (W2) ----------------------------------------------------------------------------------------
+# Bias ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_one_walk_set_biases_the_diagonal_by_the_features_variance_and_two_do_no
     assert bias_of["repelling-antithetic"] < bias_of["repelling"] < bias_of["iid"]
 
 
-# Kernels, shapes and edge cases (W7) --------------------------------------------------------------
+# Kernels, shapes and edge cases -------------------------------------------------------------------
 
 
 def odd_graph():

@@ -78,7 +78,9 @@ class SymmetricPart:
 
 
 def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
-    """Join every real token to its nearest neighbours, k edges of weight 1/k (spec 5.2).
+    """Join every real token to its nearest neighbours, k edges of weight 1/k.
+
+    The walk graph of arXiv 2410.03462, App. C.3.
 
     Args:
       found: neighbour lists of all tokens.
@@ -181,7 +183,7 @@ def symmetric_weights(adjacency: Float[np.ndarray, "t t"]) -> Float[np.ndarray, 
       adjacency: not negative; rows of zeros are isolated nodes and stay so.
 
     Returns:
-      W, with eigenvalues in [-1, 1] (arXiv 2410.03462; spec 0).
+      W, with eigenvalues in [-1, 1] (arXiv 2410.03462).
 
     Raises:
       UserError: an entry is negative or not finite, or A is not symmetric.

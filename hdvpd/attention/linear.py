@@ -1,4 +1,4 @@
-"""Linear attention without a mask (Performer, arXiv 2009.14794; spec 5.2)."""
+"""Linear attention without a mask (arXiv 2006.16236; Performer, arXiv 2009.14794)."""
 
 import jax.numpy as jnp
 

@@ -5,10 +5,10 @@ neighbours uniformly, may stop before every hop, and carry the importance weight
 `exact_walks` follows every path instead.
 
 On a directed graph in which every token has exactly k out-neighbours of weight 1/k, the block rule
-of repelling walks puts exactly k^h (W^l)_ij of k^h walkers on node j after l <= h hops (spec 5.2,
-checked there). So 27 repelling walkers over 3 hops on 3-neighbour lists need no random numbers:
-they are the 1 + 3 + 9 + 27 = 40 prefixes, entry e holding node and hop. Several prefixes often end
-on one node; merging them leaves about 12 distinct entries on surfaces.
+of repelling walks puts exactly k^h (W^l)_ij of k^h walkers on node j after l <= h hops. So 27
+repelling walkers over 3 hops on 3-neighbour lists need no random numbers: they are the
+1 + 3 + 9 + 27 = 40 prefixes, entry e holding node and hop. Several prefixes often end on one node;
+merging them leaves about 12 distinct entries on surfaces.
 """
 
 import jax

@@ -43,7 +43,7 @@ class AbstractDynamics(nnx.Module):
 
 
 def advance(cloud: ParticleCloud, change: Change) -> ParticleCloud:
-    """Apply a change: x + dx, f + df; the mask stays (spec 5.4)."""
+    """Apply a change: x + dx, f + df; the mask stays."""
     return ParticleCloud(
         positions=cloud.positions + change.displacement,
         features=cloud.features + change.features,

@@ -1,4 +1,4 @@
-"""Global layer of the Interlacer: linear attention over all tokens (spec 5.2).
+"""Global layer of the Interlacer: linear attention over all tokens (docs/equations.md, Dynamics).
 
 `model.global_mask` can put a learned graph mask per head over it.
 """

@@ -1,6 +1,6 @@
 """Local layer that attends under a mask over the neighbour graph.
 
-With `model.local = "grf"` it is the GRF Interlacer's (arXiv 2410.03462, App. C.3; spec 5.2, `grf`).
+With `model.local = "grf"` it is the GRF Interlacer's (arXiv 2410.03462, App. C.3).
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Hierarchical graph network of VPD (arXiv 2312.05359; spec 5.3), the Interlacer's baseline."""
+"""Hierarchical graph network of VPD (arXiv 2312.05359), the Interlacer's baseline."""
 
 import dataclasses
 import functools
@@ -104,7 +104,7 @@ class GraphNetwork(AbstractDynamics):
     def __call__(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
     ) -> Change:
-        """Return the change of `current` (spec 5.3, 5.4); see `AbstractDynamics`."""
+        """Return the change of `current`; see `AbstractDynamics`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
         with jax.named_scope("neighbors"):

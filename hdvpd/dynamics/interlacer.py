@@ -1,4 +1,4 @@
-"""The Interlacer: global linear attention alternating with a local layer (spec 5)."""
+"""The Interlacer (HD-VPD, arXiv 2406.19800): global linear attention, then a local layer."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class Block(nnx.Module):
         plan: Any,
         global_plan: Any = None,
     ) -> Float[JaxArray, "t d"]:
-        """Apply the block (spec 5.2).
+        """Apply the block (docs/equations.md, Dynamics).
 
         Args:
           tokens: of all particles and points.
@@ -77,7 +77,7 @@ class Interlacer(AbstractDynamics):
     def __call__(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
     ) -> Change:
-        """Return the change of `current` (spec 5.4); see `AbstractDynamics`."""
+        """Return the change of `current`; see `AbstractDynamics`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
         config = self.config

@@ -1,4 +1,4 @@
-"""Local layer of the message-passing Interlacer (HD-VPD, arXiv 2406.19800; spec 5.2, `mp`)."""
+"""Local layer of the message-passing Interlacer (HD-VPD, arXiv 2406.19800)."""
 
 import functools
 

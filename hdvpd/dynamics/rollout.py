@@ -1,4 +1,4 @@
-"""Recursive prediction: (S_-2, S_-1) -> S_0, (S_-1, S_0) -> S_1, ... (spec 5.4)."""
+"""Recursive prediction: (S_-2, S_-1) -> S_0, (S_-1, S_0) -> S_1, ... (HD-VPD, arXiv 2406.19800)."""
 
 from collections.abc import Callable
 

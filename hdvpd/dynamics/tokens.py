@@ -64,7 +64,7 @@ def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxA
 
 
 class Tokens(nnx.Module):
-    """Turn both clouds and the robot's three poses into tokens (spec 5.1).
+    """Turn both clouds and the robot's three poses into tokens (docs/equations.md, Dynamics).
 
     Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t. With
     `model.carry`, beyond the papers, a particle's token also holds the motion until t of the
@@ -115,7 +115,7 @@ class Tokens(nnx.Module):
         return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
 
     def _point_features(self, robot: RobotPoints) -> Float[JaxArray, "u d"]:
-        """Identity, gripper opening and displacement to the same point at t (spec 4)."""
+        """Identity, gripper opening and displacement to the same point at t."""
         displacement = (robot.positions[-1:] - robot.positions) / _MOTION_SCALE_M
         identity = jnp.broadcast_to(
             self.point_embedding[...][None],
@@ -126,7 +126,7 @@ class Tokens(nnx.Module):
 
 
 class ReadOut(nnx.Module):
-    """Turn the tokens of the current particles into their bounded change (spec 5.4)."""
+    """Turn the tokens of the current particles into their bounded change (arXiv 2406.19800)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim = config.latent_dim

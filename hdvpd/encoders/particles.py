@@ -1,4 +1,4 @@
-"""From RGB-D pixels to particles: validity, targets and the uniform subsample (spec section 3)."""
+"""From RGB-D pixels to particles: validity, targets and the uniform subsample (HD-VPD)."""
 
 import jax.numpy as jnp
 

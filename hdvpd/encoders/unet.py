@@ -1,4 +1,4 @@
-"""U-Net on RGB images: one feature vector per pixel (spec section 3)."""
+"""U-Net on RGB images: one feature vector per pixel (docs/equations.md, Encoder)."""
 
 import functools
 

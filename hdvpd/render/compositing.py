@@ -1,4 +1,4 @@
-"""Volume compositing on a white background (spec section 6; NeRF, arXiv 2003.08934, eq. 3)."""
+"""Volume compositing on a white background (NeRF, arXiv 2003.08934, eq. 3)."""
 
 import jax.numpy as jnp
 

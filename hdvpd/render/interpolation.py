@@ -1,4 +1,4 @@
-"""What a point in space sees of the particles around it (spec section 6).
+"""What a point in space sees of the particles around it (docs/equations.md, Renderer).
 
 The MLP never sees the query's position, only features interpolated from nearby particles.
 """

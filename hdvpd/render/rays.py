@@ -1,4 +1,7 @@
-"""Where samples lie along rays (spec section 6). No gradient flows through sample positions."""
+"""Where samples lie along rays (docs/equations.md, Renderer).
+
+No gradient flows through sample positions.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,6 @@
-"""The renderer: place samples, interpolate particles, shade and composite (spec section 6).
+"""The renderer: place samples, interpolate particles, shade and composite.
 
+The formulas are in docs/equations.md, Renderer.
 Works on groups g of (cloud, rays): a group is one predicted frame of one window. Samples with no
 particle within reach are sorted to the end and skipped in chunks, so that only the search sees
 them; the chunks run over all groups at once.

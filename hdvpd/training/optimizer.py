@@ -1,4 +1,4 @@
-"""AdamW with the paper's schedule and clipping (spec section 7)."""
+"""AdamW with the schedule and the clipping of arXiv 2410.03462, App. C.3."""
 
 import jax
 import optax

@@ -74,8 +74,8 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     """Return the jitted step, a function of (state, batch, the run's key); it donates the state.
 
     The seed of `config` is not part of it: runs that differ in nothing else can share one step.
-    A non-finite loss or gradient leaves parameters and optimiser as they were and is counted
-    (spec T4); the step number advances, so that the next batch is another one.
+    A non-finite loss or gradient leaves parameters and optimiser as they were and is counted;
+    the step number advances, so that the next batch is another one.
     """
     optimizer = create_optimizer(config.train)
     schedule = learning_rate(config.train)
