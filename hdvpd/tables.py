@@ -55,13 +55,11 @@ class Table:
         table = RichTable(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         rows = [[_styled(_shown(cell)) for cell in row] for row in self.rows]
         cells = [max((row[i].cell_len for row in rows), default=1) for i in range(len(self.head))]
+        widths = [min(cells[0], _NAME_WIDTH), *map(self._uncut, range(1, len(cells)))]
         console = Console()
-        heads = list(self.head)
-        widths = [min(cells[0], _NAME_WIDTH), *map(self._uncut, range(1, len(heads)))]
-        if sum(map(max, cells, map(len, heads))) + 2 * len(heads) > console.width:
-            # Heads are wrapped first, texts next: rich would also cut numbers.
-            heads = list(map(textwrap.fill, heads, map(max, cells, widths)))
-            console = Console(width=max(console.width, sum(widths) + 2 * len(heads)))
+        room = console.width - 2 * len(cells)
+        heads = _folded(self.head, cells, widths, room)
+        console = Console(width=max(room, sum(widths)) + 2 * len(cells))
         for number, (name, width) in enumerate(zip(heads, widths, strict=True)):
             justify = "right" if number else "left"
             table.add_column(Text(name), justify=justify, overflow="fold", min_width=width)
@@ -74,6 +72,22 @@ class Table:
     def _uncut(self, column: int) -> int:
         numbers = [_shown(row[column]) for row in self.rows if isinstance(row[column], int | float)]
         return max(map(len, [*self.head[column].split(), *numbers]), default=1)
+
+
+def _folded(
+    heads: Sequence[str], cells: Sequence[int], widths: Sequence[int], room: int
+) -> Sequence[str]:
+    """Fold heads no more than columns need; rich would fold texts and cut numbers as well."""
+    folded = heads
+    for limit in range(max(map(len, heads)), 0, -1):
+        folded = [
+            textwrap.fill(name, max(limit, width))
+            for name, width in zip(heads, widths, strict=True)
+        ]
+        lines = [max(map(len, name.split("\n"))) for name in folded]
+        if sum(map(max, cells, lines)) <= room:
+            break
+    return folded
 
 
 def bold(text: str) -> str:
