@@ -383,7 +383,7 @@ class EvalConfig:
     num_episodes: int = 0
     """Held-out episodes; 0 means all."""
     windows_per_episode: int = 3
-    """Rollouts per episode, from the first possible start to the last; a short episode has fewer.
+    """Rollouts per episode, their starts spread evenly from frame 0; a short episode has fewer.
     One from frame 0 alone shows the robot on its way to the objects and little else."""
     controls: tuple[Control, ...] = get_args(Control)
     """What the model is compared with; each costs time."""

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,9 @@ Cell = str | int | float | None
 
 _BOLD = "**"
 _MISSING = "\u2013"
-_NAME_WIDTH = 24
+# Wider cells are folded.
+_WIDEST = 24
+_GAP = 2
 
 
 @dataclass(frozen=True)
@@ -48,46 +49,47 @@ class Table:
         return text.getvalue()
 
     def print(self) -> None:
-        """Print the table, texts wrapped to the terminal's width, 80 columns in a pipe.
+        """Print the table, as wide as the terminal, 80 columns in a pipe.
 
-        Numbers and the words of the head are never cut: too many columns make longer lines.
+        Columns that find no room follow below, beside the names of the rows again. Heads are folded
+        between words, cells only where they are wider than 24 columns.
         """
-        table = RichTable(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        rows = [[_styled(_shown(cell)) for cell in row] for row in self.rows]
-        cells = [max((row[i].cell_len for row in rows), default=1) for i in range(len(self.head))]
-        widths = [min(cells[0], _NAME_WIDTH), *map(self._uncut, range(1, len(cells)))]
         console = Console()
-        room = console.width - 2 * len(cells)
-        heads = _folded(self.head, cells, widths, room)
-        console = Console(width=max(room, sum(widths)) + 2 * len(cells))
-        for number, (name, width) in enumerate(zip(heads, widths, strict=True)):
-            justify = "right" if number else "left"
-            table.add_column(Text(name), justify=justify, overflow="fold", min_width=width)
-        for row in rows:
-            table.add_row(*row)
+        cells = [[_styled(_shown(cell)) for cell in row] for row in self.rows]
+        widths = [
+            min(_WIDEST, max([len(word) for word in name.split()] + [r[i].cell_len for r in cells],
+                             default=0))
+            for i, name in enumerate(self.head)
+        ]  # fmt: skip
         if self.title:
             console.print(Text(self.title, "bold"))
-        console.print(table)
+        for number, part in enumerate(_parts(widths, console.width)):
+            if number:
+                console.print()
+            table = RichTable(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+            for column in part:
+                table.add_column(
+                    Text(self.head[column]),
+                    justify="right" if column else "left",
+                    overflow="fold",
+                    min_width=widths[column],
+                )
+            for row in cells:
+                table.add_row(*(row[column] for column in part))
+            console.print(table)
 
-    def _uncut(self, column: int) -> int:
-        numbers = [_shown(row[column]) for row in self.rows if isinstance(row[column], int | float)]
-        return max(map(len, [*self.head[column].split(), *numbers]), default=1)
 
-
-def _folded(
-    heads: Sequence[str], cells: Sequence[int], widths: Sequence[int], room: int
-) -> Sequence[str]:
-    """Fold heads no more than columns need; rich would fold texts and cut numbers as well."""
-    folded = heads
-    for limit in range(max(map(len, heads)), 0, -1):
-        folded = [
-            textwrap.fill(name, max(limit, width))
-            for name, width in zip(heads, widths, strict=True)
-        ]
-        lines = [max(map(len, name.split("\n"))) for name in folded]
-        if sum(map(max, cells, lines)) <= room:
-            break
-    return folded
+def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Deal columns out to tables that fit, each with the first column."""
+    parts: list[list[int]] = []
+    left = 0
+    for column, width in enumerate(widths[1:], 1):
+        left -= width + _GAP
+        if left < 0 or not parts:
+            parts.append([0])
+            left = room - widths[0] - width - _GAP
+        parts[-1].append(column)
+    return parts
 
 
 def bold(text: str) -> str:

@@ -49,8 +49,20 @@ def test_the_terminal_wraps_instead_of_dropping(capsys):
     assert printed.count("y") == 90
 
 
-def test_numbers_are_never_cut(capsys):
-    values = [1.5e-07 + number for number in range(12)]
-    Table(["name", *(f"column {number}" for number in values)], [["row", *values]]).print()
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[-1].split() == ["row", *(f"{value:.4g}" for value in values)]
+def test_columns_without_room_follow_below_and_numbers_stay_whole(capsys):
+    values = [1.5e-07 + number for number in range(24)]
+    head = ("member", *(f"step{number:.0f}" for number in values))
+    Table(head, [("grf", *values), ("none", *values)]).print()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    found: dict[str, list[str]] = {"member": [], "grf": [], "none": []}
+    for line in lines:
+        name, *cells = line.split() or [""]
+        found.get(name, []).extend(cells)
+    assert found["member"] == list(head[1:])
+    assert found["grf"] == found["none"] == [f"{value:.4g}" for value in values]
+
+
+def test_an_empty_table_prints_its_title_and_head(capsys):
+    Table(("name", "a column"), [], title="nothing").print()
+    assert capsys.readouterr().out.split()[:4] == ["nothing", "name", "a", "column"]
