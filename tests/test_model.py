@@ -153,7 +153,7 @@ def test_white_targets_keep_visible_colours(frames):
     assert inside.sum() > 100
 
 
-jitted_rays = jax.jit(sample_rays, static_argnums=3)
+jitted_rays = jax.jit(sample_rays, static_argnums=(3, 4))
 
 
 def numbered_target(batch):
