@@ -14,6 +14,7 @@ from flax import nnx
 
 from hdvpd.attention.graphs import Graph
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
+from hdvpd.model import Model
 from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
 SCENE = SceneSpec(
@@ -47,6 +48,25 @@ def tiny_config(**overrides: dict) -> Config:
         for name, fields in overrides.items()
     }
     return dataclasses.replace(config, **sections)
+
+
+class TinyModel(Model):
+    """Colours of a window from a linear map of its depth, with noise that the key decides."""
+
+    def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
+        del scene
+        self.map = nnx.Linear(2, 3, rngs=rngs)
+        self.horizon = config.train.horizon
+
+    def loss(
+        self, batch: Batch, key: jax.Array, moving_ray_weight: float | None = None
+    ) -> jax.Array:
+        del moving_ray_weight
+        depth_m = batch.frames.depth_m[:, 2:]
+        seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
+        colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255
+        noise = 0.1 * jax.random.normal(key, colour.shape)
+        return jnp.square(self.map(seen) + noise - colour).mean((0, 2))
 
 
 def look_at(eye: tuple, target: tuple, up: tuple = (0.0, 0.0, 1.0)) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Every source format, written by its own library, arrives as the analytic truth."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -9,9 +10,11 @@ from typing import Any
 
 import extras
 import import_sources as sources
+import jax
 import lerobot_sources
 import numpy as np
 import pytest
+import scenes
 
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
@@ -23,6 +26,8 @@ from hdvpd.data.simulation import clip
 from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.experiments import read_toml
+from hdvpd.training import step as step_module
 
 h5py: Any = extras.needed("h5py")
 mujoco: Any = extras.needed("mujoco")
@@ -704,9 +709,31 @@ TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.num-
   --train.num-steps 2 --train.warmup-steps 0 --train.validate-every 0"""
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_training_on_imported_data_needs_no_code(name, imported, tmp_path, capsys):
-    words = ["train", name, "--runs-dir", str(tmp_path), "--data.path", str(imported(name).path)]
+def train(name, data, folder):
+    """Train a format's experiment at tiny sizes; return the losses."""
+    words = ["train", name, "--runs-dir", str(folder), "--data.path", str(data.path)]
     assert main([*words, *TINY.split()]) == 0
-    records = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    assert np.isfinite(json.loads(records[-1])["loss"])
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
+
+
+def test_training_on_imported_data_needs_no_code(imported, tmp_path, capsys):
+    assert np.isfinite(train("folder", imported("folder"), tmp_path)).all()
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"folder"}))
+def test_every_format_trains_as_the_folder_does(name, imported, tmp_path, capsys, monkeypatch):
+    """A linear model learns from it, and the real one would get the same arrays."""
+    monkeypatch.setattr(step_module, "Model", scenes.TinyModel)
+    assert np.isfinite(train(name, imported(name), tmp_path)).all()
+    config = read_toml(tmp_path / name / "config.toml").data
+    window, like = (windows.read_window(imported(n), 0, 0, 3, config) for n in (name, "folder"))
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(window))
+    assert array_types(window) == array_types(like)
+
+
+def array_types(window):
+    """Shape and type of every array of a window, and of one point of its robot."""
+    robot = jax.tree.map(lambda x: x[:, :1], window.robot)
+    one_point = dataclasses.replace(window, robot=robot)
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), one_point)

@@ -22,38 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import hdvpd.train
-from hdvpd.config import Config, SceneSpec
+from hdvpd.config import Config
 from hdvpd.data.loader import Loader
 from hdvpd.errors import UserError
 from hdvpd.experiments import read_toml, to_toml
-from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity, scene_from_json
 from hdvpd.training.step import make_train_step, make_validate
-from hdvpd.types import Batch
-
-
-class TinyModel(Model):
-    """Colours of a window from a linear map of its depth, with noise that the key decides."""
-
-    def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
-        del scene
-        self.map = nnx.Linear(2, 3, rngs=rngs)
-        self.horizon = config.train.horizon
-
-    def loss(
-        self, batch: Batch, key: jax.Array, moving_ray_weight: float | None = None
-    ) -> jax.Array:
-        del moving_ray_weight
-        depth_m = batch.frames.depth_m[:, 2:]
-        seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
-        colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255
-        noise = 0.1 * jax.random.normal(key, colour.shape)
-        return jnp.square(self.map(seen) + noise - colour).mean((0, 2))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +49,7 @@ def tiny() -> Iterator[None]:
         return make_once
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_module, "Model", TinyModel)
+        patch.setattr(step_module, "Model", scenes.TinyModel)
         for make in (make_train_step, make_validate):
             patch.setattr(hdvpd.train, make.__name__, sharing(make))
         yield
