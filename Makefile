@@ -9,6 +9,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.hdvpd
+# A file's tests share what is compiled, so they stay in one process. WORKERS=0 uses this one alone.
+WORKERS ?= logical
+PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS) \
+  -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile
 TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision
 
 .PHONY: demo compare test longtest lint env clean
@@ -28,10 +32,10 @@ compare: system-simulation $(STAMP)-sim
 	$(BIN)/hdvpd compare $(COMPARE_FLAGS)
 
 test: system-simulation system-open3d $(STAMP)-test
-	$(BIN)/python -m pytest --extras $(TEST_EXTRAS) $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 longtest: system-simulation system-open3d $(STAMP)-test
-	$(BIN)/python -m pytest --extras $(TEST_EXTRAS) --long $(PYTEST_FLAGS)
+	$(PYTEST) --long $(PYTEST_FLAGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .
