@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from skimage.transform import resize_local_mean
 
-from hdvpd.data.importers.conversions import scale_intrinsics
+from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.resizing import resize_depth, resize_rgb
 
 OLD = (60, 80)

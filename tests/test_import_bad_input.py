@@ -1034,7 +1034,7 @@ class _Call:
         {"inside": [np.zeros(3), _Call(os.mkdir, "HERE")]},
         np.array([_Call(os.mkdir, "HERE"), None]),
     ],
-    ids=lambda p: str(getattr(p, "call", "nested"))[:40],
+    ids=lambda p: p.call[0].__name__ if isinstance(p, _Call) else "nested",
 )
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_nothing_of_a_malicious_pickle_is_run(payload, protocol, tmp_path, monkeypatch):
