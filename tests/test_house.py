@@ -25,11 +25,9 @@ UPWARD: set[tuple[str, str]] = set()
 LONG_FILES = {
     "hdvpd.compare",
     "hdvpd.config",
-    "hdvpd.data.importers.driver",
 }
 LONG_FUNCTIONS = {
     "hdvpd.attention.walks.sample_walks",
-    "hdvpd.data.importers.driver.import_dataset",
     "hdvpd.evaluation.rollouts.evaluate_window",
 }
 

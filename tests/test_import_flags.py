@@ -291,13 +291,13 @@ def _damage(source: Path, format: str) -> dict[Path, bytes]:
 
 KILLED = """
 import os
-from hdvpd.data.importers import driver
-real = driver._write_images
+from hdvpd.data.importers import driver, episode
+real = episode._write_images
 def write(target, recording, prepared, place):
     real(target, recording, prepared, place)
     if place.episode == "demo_1":
         os._exit(9)  # as if killed: the images are written, the episode is not finished
-driver._write_images = write
+episode._write_images = write
 driver.import_dataset("robomimic", "demos.hdf5", "out")
 """
 

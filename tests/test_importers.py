@@ -19,7 +19,7 @@ import scenes
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
 from hdvpd.data import windows, writer
-from hdvpd.data.importers import FORMATS, base, conversions, driver, prepare
+from hdvpd.data.importers import FORMATS, common, conversions, episode, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.simulation import clip
@@ -400,7 +400,7 @@ def test_one_action_for_two_fingers_commands_the_arm_only(tmp_path):
 def test_actions_of_a_controller_are_not_taken_for_targets():
     positions = np.linspace(0, 1, 8).reshape(4, 2)
     for actions in (np.full((3, 2), 0.9), np.zeros((3, 6)), np.full((3, 2), np.nan)):
-        targets, meaning = base.targets_from_actions(actions, positions)
+        targets, meaning = common.targets_from_actions(actions, positions)
         assert targets is None
         assert meaning.startswith("next positions, because")
 
@@ -566,14 +566,14 @@ def test_an_interrupted_import_is_refused_by_readers_and_completed_to_the_same_b
     reference = imported("maniskill").path
     path = reference.parent / "maniskill"
     with monkeypatch.context() as patch:
-        real = driver._write_images
+        real = episode._write_images
 
         def stop_in_the_second(target: Any, recording: Any, prepared: Any, place: Any) -> None:
             real(target, recording, prepared, place)
             if place.episode.endswith("traj_1"):
                 raise KeyboardInterrupt
 
-        patch.setattr(driver, "_write_images", stop_in_the_second)
+        patch.setattr(episode, "_write_images", stop_in_the_second)
         with pytest.raises(KeyboardInterrupt):
             import_dataset("maniskill", path, tmp_path / "out")
     assert "1 episodes" in capsys.readouterr().out

@@ -6,7 +6,6 @@ in its file. It knows nothing of resampling, image sizes or writing: that is the
 
 import abc
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,9 @@ from hdvpd.array_typing import Float, UInt8
 from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
-from hdvpd.data.importers.sidecar import SAFE_NAME, Sidecar
+from hdvpd.data.importers.sidecar import Sidecar
 
 Channels = Literal["rgb", "bgr"]
-MAX_TARGET_DISTANCE = 0.5
-"""An absolute joint target lies nearer than this to the next position [rad, m]."""
 
 
 @dataclass(frozen=True)
@@ -120,37 +117,56 @@ class RgbdImage:
 
 
 @dataclass(frozen=True)
+class Camera:
+    """One camera of an opened episode.
+
+    Attributes:
+      view: its calibration.
+      meaning: what its fields in the source were taken as, for people.
+      read: given ascending rows, yields its pictures one after the other.
+    """
+
+    view: View
+    meaning: str
+    read: Callable[[Sequence[int]], Iterator[RgbdImage]]
+
+
+@dataclass(frozen=True)
 class Recording:
     """One opened episode: everything small at once, images as a stream.
 
     Attributes:
       time_s: time stamps of the frames [s].
-      views: cameras by name.
+      cameras: by name.
       joints: columns of the joint arrays.
       joint_positions: where the joints are.
       joint_targets: row t is what is commanded from frame t to frame t + 1; None where the source
         has no such thing.
+      fields: what every field of the source was taken as, cameras aside, for people.
       positions_source: "measured", or "targets" where only commands were recorded.
       end_effectors: tools, for robots without a model.
       base_to_world: pose of the robot model's root.
       robot_xml: a robot model inside the source, MJCF; empty if there is none.
-      frames: given ascending rows, yields the images of all cameras row by row.
-      fields: what every field of the source was taken as, for people.
       warnings: what the user should know about the conversion.
     """
 
     time_s: Float[np.ndarray, "f"]
-    views: Mapping[str, View]
+    cameras: Mapping[str, Camera]
     joints: tuple[Joint, ...]
     joint_positions: Float[np.ndarray, "f j"]
     joint_targets: Float[np.ndarray, "f j"] | None
-    frames: Callable[[Sequence[int]], Iterator[Mapping[str, RgbdImage]]]
+    fields: Mapping[str, str]
     positions_source: str = "measured"
     end_effectors: tuple[EndEffector, ...] = ()
     base_to_world: Float[np.ndarray, "4 4"] = field(default_factory=lambda: np.eye(4))
     robot_xml: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def frames(self, rows: Sequence[int]) -> Iterator[Mapping[str, RgbdImage]]:
+        """Yield the pictures of all cameras at ascending rows, row by row."""
+        streams = [camera.read(rows) for camera in self.cameras.values()]
+        for shown in zip(*streams, strict=True):
+            yield dict(zip(self.cameras, shown, strict=True))
 
 
 class AbstractSource(abc.ABC):
@@ -203,174 +219,3 @@ class AbstractSource(abc.ABC):
           BadEpisodeError: it is damaged, or lacks depth or calibration; `Recording.frames` raises
             the same while it streams.
         """
-
-
-def number_in(name: str) -> tuple[int, str]:
-    """Return a sorting key: the last number in a name, so that 2 comes before 10."""
-    numbers = re.findall(r"\d+", name)
-    return (int(numbers[-1]) if numbers else -1, name)
-
-
-def select_cameras(
-    place: SourcePlace, available: Mapping[str, str], wanted: Sequence[str]
-) -> tuple[str, ...]:
-    """Choose the cameras of an episode.
-
-    Args:
-      place: the episode.
-      available: every camera of the episode with the reason why it cannot be used, empty if it
-        can.
-      wanted: names; empty means all usable ones.
-
-    Returns:
-      Names in the order wanted, or in that of the source.
-
-    Raises:
-      BadEpisodeError: a camera is missing or not usable, none is left, or a name is no name.
-    """
-    for name in (*available, *wanted):
-        if not SAFE_NAME.fullmatch(name):
-            raise place.error(
-                f"the camera name {name!r} cannot be the name of a folder",
-                "Names are letters, digits, '_', '-', '+' and '.', not beginning with a '.'.",
-            )
-    for name in wanted:
-        if name not in available:
-            raise place.error(
-                f"there is no camera {name!r}",
-                f"It has {', '.join(available) or 'none'}; choose with --cameras.",
-            )
-        if available[name]:
-            raise place.error(f"camera {name!r} cannot be imported: {available[name]}")
-    chosen = tuple(wanted) or tuple(name for name, reason in available.items() if not reason)
-    if not chosen:
-        reasons = "; ".join(dict.fromkeys(f"{n}: {r}" for n, r in available.items()))
-        raise place.error(f"no camera can be imported ({reasons or 'there are none'})")
-    return chosen
-
-
-def left_out(available: Mapping[str, str], chosen: Sequence[str]) -> tuple[str, ...]:
-    """Say which cameras an import leaves out and why, one sentence each."""
-    return tuple(
-        f"camera {name} is left out: {reason}"
-        for name, reason in available.items()
-        if reason and name not in chosen
-    )
-
-
-def view_of(
-    options: Options,
-    place: SourcePlace,
-    camera: str,
-    size: tuple[int, int],
-    recorded: Callable[[], View],
-) -> View:
-    """Calibrate a camera: by the side-car where it names the camera, else as recorded.
-
-    Args:
-      options: hold the side-car.
-      place: the episode.
-      camera: name.
-      size: height and width of the images [px].
-      recorded: reads the source's own calibration.
-
-    Returns:
-      The camera.
-    """
-    given = options.sidecar.cameras.get(camera)
-    if given is None:
-        return recorded()
-    if not np.isclose(given.size[0] * size[1], given.size[1] * size[0]):
-        raise place.error(
-            f"camera {camera!r} has images of {size[0]}x{size[1]}, but its calibration is for "
-            f"{given.size[0]}x{given.size[1]}: another aspect ratio",
-            "Cropping moves the principal point: calibrate for the images as they are.",
-        )
-    return View(size, given.intrinsics_for(size), given.camera_to_world, given.link)
-
-
-def name_joints(options: Options, place: SourcePlace, joints: Sequence[Joint]) -> tuple[Joint, ...]:
-    """Name the joints: by the side-car where it does, else as the source does.
-
-    Args:
-      options: hold the side-car.
-      place: the episode.
-      joints: of the source.
-
-    Returns:
-      As many joints.
-
-    Raises:
-      BadEpisodeError: the side-car names another number of joints.
-    """
-    given = options.sidecar.joints
-    if not given:
-        return tuple(joints)
-    if len(given) != len(joints):
-        raise place.error(
-            f"{options.sidecar.file} names {len(given)} joints, the source has {len(joints)}",
-            f"The source's are {', '.join(joint.name for joint in joints)}.",
-        )
-    return given
-
-
-def side_by_side(
-    cameras: Mapping[str, Callable[[Sequence[int]], Iterator[RgbdImage]]],
-) -> Callable[[Sequence[int]], Iterator[Mapping[str, RgbdImage]]]:
-    """Join the streams of several cameras into one.
-
-    Args:
-      cameras: by name, what streams the images of given rows.
-
-    Returns:
-      What `Recording.frames` is.
-    """
-
-    def stream(rows: Sequence[int]) -> Iterator[Mapping[str, RgbdImage]]:
-        streams = [read(rows) for read in cameras.values()]
-        for shown in zip(*streams, strict=True):
-            yield dict(zip(cameras, shown, strict=True))
-
-    return stream
-
-
-def targets_from_actions(
-    actions: Float[np.ndarray, "a c"], positions: Float[np.ndarray, "f j"]
-) -> tuple[Float[np.ndarray, "f j"] | None, str]:
-    """Take recorded actions as absolute joint targets, if that is what they can be.
-
-    One action less than joints is a gripper with two fingers and one command: the fingers' next
-    positions stand in for their targets.
-
-    Args:
-      actions: row t is commanded from frame t to t + 1.
-      positions: measured joints.
-
-    Returns:
-      A target for every frame and joint, or None; and what was found, for people.
-    """
-    count, joints = actions.shape[1], positions.shape[1]
-    if not len(actions) or count not in (joints, joints - 1):
-        return None, f"next positions, because there are {count} actions for {joints} joints"
-    moved = count if count == joints else count - 1
-    following = positions[np.minimum(np.arange(len(positions)) + 1, len(positions) - 1)]
-    commanded = actions[np.minimum(np.arange(len(positions)), len(actions) - 1), :moved]
-    distance = np.abs(commanded - following[:, :moved])[: len(actions)].max()
-    if not distance < MAX_TARGET_DISTANCE:
-        return None, (
-            f"next positions, because actions lie up to {distance:.2g} from them and so are no "
-            "absolute joint positions"
-        )
-    rest = "" if moved == joints else f"; next positions for the last {joints - moved} joints"
-    return np.hstack([commanded, following[:, moved:]]), f"actions{rest}"
-
-
-def base_pose(options: Options) -> Float[np.ndarray, "4 4"]:
-    """Return where the robot model's root stands: as the side-car says, else at the origin."""
-    given = options.sidecar.base_to_world
-    return np.eye(4) if given is None else given
-
-
-def steady(rate_hz: float, frames: int) -> Float[np.ndarray, "f"]:
-    """Return the time stamps of frames recorded at a fixed rate [s]."""
-    return np.arange(frames) / rate_hz

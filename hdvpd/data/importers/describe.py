@@ -80,7 +80,14 @@ def describe(
         "cameras": cameras,
         "robot": prepared.robot,
         "workspace": {"min": list(low), "max": list(high)},
-        "source": {**provenance, "fields": {**recording.fields, **decided}},
+        "source": {
+            **provenance,
+            "fields": {
+                **{name: camera.meaning for name, camera in recording.cameras.items()},
+                **recording.fields,
+                **decided,
+            },
+        },
     }
 
 
@@ -173,7 +180,8 @@ def _workspace(
     links = prepared.arrays[LINKS][..., :3, 3].reshape(-1, 3)
     steps = np.unique(np.linspace(0, len(prepared.rows) - 1, WORKSPACE_FRAMES).astype(int))
     rows = prepared.rows[steps].tolist()
-    fixed = {name: view for name, view in recording.views.items() if view.link == "world"}
+    views = {name: camera.view for name, camera in recording.cameras.items()}
+    fixed = {name: view for name, view in views.items() if view.link == "world"}
     points = [np.zeros((0, 3))]
     for row, images in zip(rows, recording.frames(rows), strict=True):
         points += [_seen(images[name].depth_m, view, row) for name, view in fixed.items()]

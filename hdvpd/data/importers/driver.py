@@ -9,7 +9,6 @@ Until an import has ended, `incomplete.json` makes readers refuse the data set.
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from typing import Any
 import numpy as np
 import rich.console
 
-from hdvpd.data import episode_pool, resizing, schema, store, writer
+from hdvpd.data import episode_pool, schema, store, writer
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.importers import base, conversions, describe, readings, source_class
 from hdvpd.data.importers.describe import Job
-from hdvpd.data.importers.faults import BadEpisodeError, SourcePlace
+from hdvpd.data.importers.episode import check_depth, import_episode
+from hdvpd.data.importers.faults import BadEpisodeError
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
@@ -30,8 +30,6 @@ from hdvpd.errors import UserError
 QUARANTINE = "quarantine.json"
 OTHERS_TRIED = 3
 """Episodes that are looked at to see whether a fault is one of the whole source."""
-_PROBE = 4
-"""Every so many pixels are looked at when the unit of depth is judged."""
 
 
 def import_dataset(
@@ -76,46 +74,37 @@ def import_dataset(
         episode is bad and `skip_bad` is off. Finished episodes are kept.
     """
     source_class(format)  # before anything else is asked for: an unknown format explains the rest
-    numbers = {"--step": step_s, "--workers": workers, "--depth-unit-m": depth_unit_m,
-               "--rate": rate_hz}  # fmt: skip
-    for flag, value in numbers.items():
-        if value is not None and not (np.isfinite(value) and value > 0):
-            raise UserError(f"{flag} = {value} should be positive.")
+    flags = {"--step": step_s, "--workers": workers, "--rate": rate_hz}
+    _require_positive({**flags, "--depth-unit-m": depth_unit_m})
+    sidecar = Sidecar() if calibration is None else read_sidecar(Path(calibration))
     robot_file = None if robot is None else Path(robot)
-    job = Job(
-        format, Path(path), Path(out),
-        base.Options(
-            tuple(cameras), Sidecar() if calibration is None else read_sidecar(Path(calibration)),
-            depth_unit_m, joint_targets, channels, rate_hz,
-        ),
-        Settings(step_s, size, robot_file, read_robot_file(robot_file) if robot_file else ""),
-    )  # fmt: skip
-    console = rich.console.Console(soft_wrap=True, highlight=False, markup=False)
-    source = job.source()
-    if joint_targets and not source.has_actions:
-        raise UserError(
-            f"--action joint-targets: format {format} has no actions beside its joint targets; "
-            "leave the flag out."
-        )
-    listed = source.episodes()
-    _Import(job, source, listed, _select(episodes, len(listed)), skip_bad, console).run(workers)
+    robot_text = "" if robot_file is None else read_robot_file(robot_file)
+    options = base.Options(tuple(cameras), sidecar, depth_unit_m, joint_targets, channels, rate_hz)
+    settings = Settings(step_s, size, robot_file, robot_text)
+    job = Job(format, Path(path), Path(out), options, settings)
+    _Import(job, episodes, skip_bad).run(workers)
+
+
+def _require_positive(flags: Mapping[str, float | None]) -> None:
+    for name, value in flags.items():
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise UserError(f"{name} = {value} should be positive.")
 
 
 class _Import:
     """One run of the command."""
 
-    def __init__(
-        self,
-        job: Job,
-        source: base.AbstractSource,
-        listed: Sequence[base.SourceEpisode],
-        chosen: Sequence[int],
-        skip_bad: bool,
-        console: rich.console.Console,
-    ) -> None:
-        self._job, self._source, self._listed, self._chosen = job, source, listed, chosen
-        self._skip_bad, self._console = skip_bad, console
-        self._bad: dict[int, str] = {}
+    def __init__(self, job: Job, episodes: str, skip_bad: bool) -> None:
+        self._job, self._source = job, job.source()
+        if job.options.joint_targets and not self._source.has_actions:
+            raise UserError(
+                f"--action joint-targets: format {job.format} has no actions beside its joint "
+                "targets; leave the flag out."
+            )
+        self._listed = self._source.episodes()
+        self._chosen = _select(episodes, len(self._listed))
+        self._skip_bad, self._bad = skip_bad, dict[int, str]()
+        self._console = rich.console.Console(soft_wrap=True, highlight=False, markup=False)
 
     def run(self, workers: int) -> None:
         """Write what is missing."""
@@ -126,7 +115,7 @@ class _Import:
         missing = [number for number in missing if number not in self._bad]
         if done and missing:
             console.print(f"{out} has {len(done)} episodes; importing {len(missing)} more.")
-        work = functools.partial(_import_episode, self._job, description, self._skip_bad)
+        work = functools.partial(import_episode, self._job, description, self._skip_bad)
         try:
             items = [(number, self._listed[number]) for number in missing]
             results = episode_pool.run_episodes(work, items, workers=workers, out=out)
@@ -210,8 +199,9 @@ class _Import:
         )
         for field, meaning in fields.items():
             console.print(f"  {field}: {meaning}")
-        for name, view in recording.views.items():
-            old, new = view.size, prepared.sizes[name]
+        for name, camera in recording.cameras.items():
+            view, new = camera.view, prepared.sizes[name]
+            old = view.size
             scaled = "" if size is None or old == new else f", resized to {new[0]}x{new[1]}"
             console.print(f"  {name}: {old[0]}x{old[1]}{scaled}, mounted on {view.link}")
         for line in (*prepared.report, *recording.warnings):
@@ -247,7 +237,7 @@ class _Import:
             with self._source.open(episode) as recording:
                 row = int(prepare(recording, episode.place, self._job.settings).rows[0])
                 for name, image in next(recording.frames([row])).items():
-                    _check_depth(image, name, episode.place, row)
+                    check_depth(image, name, episode.place, row)
         except UserError:
             return False
         return True
@@ -285,92 +275,6 @@ class _Import:
 
 _REPAIR = "Repair it and run the same command again"
 _LEAVE_OUT = ", or leave bad episodes out with --skip-bad."
-
-
-def _import_episode(
-    job: Job,
-    description: Mapping[str, Any],
-    skip_bad: bool,
-    item: tuple[int, base.SourceEpisode],
-) -> tuple[int, str]:
-    """Write one episode; return its number, and why it was left out or nothing."""
-    number, episode = item
-    try:
-        with job.source().open(episode) as recording:
-            prepared = prepare(recording, episode.place, job.settings)
-            describe.require_alike(prepared, description, episode.place)
-            meta = _meta(episode, recording, prepared, number, description)
-            with writer.new_episode(job.out, number, meta) as target:
-                target.write(prepared.arrays)
-                _write_images(target, recording, prepared, episode.place)
-    except BadEpisodeError as error:
-        if not skip_bad:
-            raise
-        return number, str(error)
-    return number, ""
-
-
-def _meta(
-    episode: base.SourceEpisode,
-    recording: base.Recording,
-    prepared: Prepared,
-    number: int,
-    description: Mapping[str, Any],
-) -> Mapping[str, Any]:
-    judged = {} if episode.success is None else {"success": episode.success}
-    return {
-        "length": len(prepared.rows),
-        "task": episode.task,
-        "split": episode.split or schema.split_of(number, description["source"]["episodes"]),
-        **judged,
-        **prepared.meta,
-        "source": episode.name,
-        "warnings": list(recording.warnings),
-    }
-
-
-def _write_images(
-    target: writer.EpisodeWriter,
-    recording: base.Recording,
-    prepared: Prepared,
-    place: SourcePlace,
-) -> None:
-    """Stream the images, a shard at a time: one is compressed while the next is decoded."""
-    frames = len(prepared.rows)
-    shapes: dict[str, tuple[tuple[int, ...], type]] = {}
-    for name, (height, width) in prepared.sizes.items():
-        shapes[f"cameras/{name}/rgb"] = (height, width, 3), np.uint8
-        shapes[f"cameras/{name}/depth"] = (height, width), np.float32
-    for array, (shape, dtype) in shapes.items():
-        target.create(array, (frames, *shape), dtype)
-    pictures = recording.frames(prepared.rows.tolist())
-    for start in range(0, frames, writer.MAX_SHARD_FRAMES):
-        count = min(writer.MAX_SHARD_FRAMES, frames - start)
-        shard = {
-            array: np.empty((count, *shape), dtype) for array, (shape, dtype) in shapes.items()
-        }
-        for k, shown in enumerate(itertools.islice(pictures, count)):
-            for name, image in shown.items():
-                _check_depth(image, name, place, int(prepared.rows[start + k]))
-                size = prepared.sizes[name]
-                rgb, depth = shard[f"cameras/{name}/rgb"], shard[f"cameras/{name}/depth"]
-                rgb[k] = resizing.resize_rgb(image.rgb[None], *size)[0]
-                depth[k] = resizing.resize_depth(image.depth_m[None], *size)[0]
-        target.write_frames(start, shard)
-
-
-def _check_depth(image: base.RgbdImage, camera: str, place: SourcePlace, frame: int) -> None:
-    depth_m = image.depth_m
-    if not (depth_m > 0).any():
-        raise place.error(
-            f"camera {camera!r} has no valid depth (all zero, negative or NaN)",
-            "Depth is planar z; record it again.",
-            frame,
-        )
-    coarse = min(depth_m.shape) >= 16 * _PROBE
-    fault = conversions.implausible_depth(depth_m[::_PROBE, ::_PROBE] if coarse else depth_m)
-    if fault:
-        raise place.error(f"camera {camera!r}: {fault}", "", frame)
 
 
 def _is_in_use(out: Path) -> bool:

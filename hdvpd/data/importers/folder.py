@@ -16,6 +16,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ import numpy as np
 
 from hdvpd.data import schema
 from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.sidecar import FILE_NAME, SidecarCamera, read_sidecar
 from hdvpd.errors import UserError
 
 DEPTH_UNIT_M = 0.001
 TABLE = "joints.csv"
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+_PICTURE = re.compile(r"(\d+)\.(?:png|jpe?g)", re.IGNORECASE)
 _POSITION = (".x", ".y", ".z")
 
 
@@ -56,7 +58,7 @@ class FolderSource(base.AbstractSource):
 
     def episodes(self) -> tuple[base.SourceEpisode, ...]:
         """List the folders that hold a joints.csv, sorted by the number in their name."""
-        tables = sorted(self.path.glob(f"*/{TABLE}"), key=lambda f: base.number_in(f.parent.name))
+        tables = sorted(self.path.glob(f"*/{TABLE}"), key=lambda f: number_in(f.parent.name))
         if not tables:
             raise UserError(
                 f"{self.path} holds no folder with a {TABLE}: every episode is a folder with one "
@@ -81,26 +83,20 @@ class FolderSource(base.AbstractSource):
         place = episode.place
         _check_about(place)
         table = _read_table(place, episode.file / TABLE)
-        cameras = base.select_cameras(
-            place, dict.fromkeys(self._sidecar.cameras, ""), self.options.cameras
-        )
-        frames = len(table["time_s"])
-        pictures = {name: _Pictures(place, name, self.options, frames) for name in cameras}
-
+        choices, frames = Choices(place, self.options), len(table["time_s"])
+        names, _ = choices.cameras(dict.fromkeys(self._sidecar.cameras, ""))
         joints = self._sidecar.joints
         targets = [f"{joint.name}.target" for joint in joints]
         commanded = any(name in table for name in targets)
         yield base.Recording(
             time_s=table["time_s"],
-            views={name: camera.view for name, camera in pictures.items()},
+            cameras={name: _camera(place, name, frames, choices) for name in names},
             joints=joints,
             joint_positions=_columns(place, table, [joint.name for joint in joints]),
             joint_targets=_columns(place, table, targets) if commanded else None,
             end_effectors=self._end_effectors(place, table),
-            base_to_world=base.base_pose(self.options),
-            frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
+            base_to_world=choices.base_to_world(),
             fields={
-                **{name: camera.meaning for name, camera in pictures.items()},
                 "joint_positions": f"columns of {TABLE}, measured",
                 "joint_targets": f"columns <joint>.target of {TABLE}" if commanded else "none",
             },
@@ -115,7 +111,7 @@ class FolderSource(base.AbstractSource):
             for folder in _folders(episode, name, camera).values()
         }
         for folder, _, files in sorted(os.walk(episode)):
-            if Path(folder) not in known and any(map(_is_picture, files)):
+            if Path(folder) not in known and any(map(_PICTURE.fullmatch, files)):
                 yield (
                     f"pictures in {Path(folder).relative_to(episode)} are left out: "
                     f"{self._sidecar.file.name} names no camera for them"
@@ -133,75 +129,42 @@ class FolderSource(base.AbstractSource):
         return tuple(tools)
 
 
-class _Pictures:
-    """The pictures of one camera of one episode."""
-
-    def __init__(
-        self,
-        place: SourcePlace,
-        camera: str,
-        options: base.Options,
-        frames: int,
-    ) -> None:
-        self._place, self._frames = place, frames
-        self._channels: base.Channels = options.channels or "rgb"
-        given = options.sidecar.cameras[camera]
-        self._folders = _folders(place.file, camera, given)
-        self._files = {kind: self._listed(kind) for kind in self._folders}
-        first = images.decode_rgb(self._files["rgb"][0], place, 0, None, self._name("rgb", 0))
-        self._size = (first.shape[0], first.shape[1])
-        self._unit = options.depth_unit_m or given.depth_unit_m or DEPTH_UNIT_M
-        self.view = base.view_of(options, place, camera, self._size, _never)
-        self.meaning = (
-            f"rgb from {given.rgb or f'{camera}/rgb'}, depth from "
-            f"{given.depth or f'{camera}/depth'} in units of {self._unit:g} m, calibration from "
-            f"{options.sidecar.file.name}"
+def _camera(place: SourcePlace, name: str, frames: int, choices: Choices) -> base.Camera:
+    sidecar = choices.options.sidecar
+    folders = _folders(place.file, name, sidecar.cameras[name])
+    rgb, depth = (
+        images.numbered(
+            place,
+            folder,
+            _PICTURE,
+            frames,
+            f"rows in {TABLE}",
+            "Every row needs one picture, numbered from 0, and every picture one row.",
         )
+        for folder in folders.values()
+    )
 
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
-        yield from (self._read(row) for row in rows)
+    def shown(file: Path) -> str:
+        return str(file.relative_to(place.file))
 
-    def _read(self, row: int) -> base.RgbdImage:
-        place, size = self._place, self._size
-        name = self._name("rgb", row)
-        rgb = images.decode_rgb(self._files["rgb"][row], place, row, size, name)
-        name = self._name("depth", row)
-        depth = images.decode(self._files["depth"][row], place, row, size, name)
-        if depth.ndim != 2 or depth.dtype == np.uint8:
-            raise place.error(
-                f"{name} holds {depth.dtype} of shape {depth.shape}, expected one 16-bit channel",
-                "An 8-bit picture of depth is for people; store the depth itself.",
-                row,
+    height, width = images.decode_rgb(rgb[0], place, 0, None, shown(rgb[0])).shape[:2]
+    size, channels = (height, width), choices.channels()
+    unit_m = choices.depth_unit_m(name, DEPTH_UNIT_M)
+
+    def read(rows: Sequence[int]) -> Iterator[base.RgbdImage]:
+        for row in rows:
+            colours = images.decode_rgb(rgb[row], place, row, size, shown(rgb[row]))
+            stored = images.decode_depth(depth[row], place, row, size, shown(depth[row]))
+            yield base.RgbdImage(
+                images.in_rgb_order(colours, channels), conversions.metric_depth(stored, unit_m)
             )
-        return base.RgbdImage(
-            images.in_rgb_order(rgb, self._channels), conversions.metric_depth(depth, self._unit)
-        )
 
-    def _name(self, kind: str, row: int) -> str:
-        return str(self._files[kind][row].relative_to(self._place.file))
-
-    def _listed(self, kind: str) -> list[Path]:
-        folder = self._folders[kind]
-        if not folder.is_dir():
-            raise self._place.error(f"the folder {folder.relative_to(self._place.file)} is missing")
-        found = {int(file.stem): file for file in folder.iterdir() if _is_picture(file.name)}
-        shown = folder.relative_to(self._place.file)
-        for row in range(self._frames):
-            if row not in found:
-                raise self._place.error(
-                    f"{shown} has no picture for row {row} of {TABLE} (it has {len(found)}, the "
-                    f"table {self._frames} rows)",
-                    "Every row needs one picture, numbered from 0.",
-                    row,
-                )
-        if len(found) > self._frames:
-            raise self._place.error(
-                f"{shown} has {len(found)} pictures, but {TABLE} only {self._frames} rows",
-                "Every picture needs one row.",
-                self._frames,
-            )
-        return [found[row] for row in range(self._frames)]
+    return base.Camera(
+        choices.view(name, size, _never),
+        f"rgb from {shown(folders['rgb'])}, depth from {shown(folders['depth'])} in units of "
+        f"{unit_m:g} m, calibration from {sidecar.file.name}",
+        read,
+    )
 
 
 def _folders(episode: Path, camera: str, given: SidecarCamera) -> dict[str, Path]:
@@ -209,11 +172,6 @@ def _folders(episode: Path, camera: str, given: SidecarCamera) -> dict[str, Path
         "rgb": episode / (given.rgb or f"{camera}/rgb"),
         "depth": episode / (given.depth or f"{camera}/depth"),
     }
-
-
-def _is_picture(name: str) -> bool:
-    file = Path(name)
-    return file.suffix.lower() in _SUFFIXES and file.stem.isdecimal()
 
 
 def _never() -> base.View:

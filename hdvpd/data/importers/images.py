@@ -1,12 +1,13 @@
 """Decoding pictures that others wrote, from files or from bytes."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from hdvpd.array_typing import UInt8
+from hdvpd.array_typing import Shaped, UInt8
 from hdvpd.data.importers.base import Channels
 from hdvpd.data.importers.faults import SourcePlace, diagnosis, reason
 
@@ -54,6 +55,40 @@ def decode(
         raise place.error(found, remedy, frame) from error
 
 
+def numbered(
+    place: SourcePlace, folder: Path, name: re.Pattern[str], frames: int, rows: str, remedy: str
+) -> list[Path]:
+    """List the pictures of a folder, one per frame.
+
+    Args:
+      place: the episode.
+      folder: inside it.
+      name: matches the names of pictures; its first group is the number of the frame, from 0.
+      frames: of the episode.
+      rows: what counts them, for messages.
+      remedy: what to do if the numbers differ, one sentence.
+
+    Raises:
+      BadEpisodeError: the folder or a picture is missing, or there are too many.
+    """
+    shown = folder.relative_to(place.file)
+    if not folder.is_dir():
+        raise place.error(f"the folder {shown} is missing")
+    matches = ((name.fullmatch(file.name), file) for file in folder.iterdir())
+    found = {int(match[1]): file for match, file in matches if match}
+    missing = next((frame for frame in range(frames) if frame not in found), None)
+    if missing is not None:
+        raise place.error(
+            f"{shown} has no picture for it (it has {len(found)}, and there are {frames} {rows})",
+            remedy,
+            missing,
+        )
+    if len(found) > frames:
+        text = f"{shown} has {len(found)} pictures, and there are only {frames} {rows}"
+        raise place.error(text, remedy, frames)
+    return [found[frame] for frame in range(frames)]
+
+
 def decode_rgb(
     source: Path | bytes,
     place: SourcePlace,
@@ -63,6 +98,21 @@ def decode_rgb(
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Decode a colour picture; arguments and errors as of `decode`."""
     return require_rgb(decode(source, place, frame, size, name), place, frame, name)
+
+
+def decode_depth(
+    source: Path | bytes, place: SourcePlace, frame: int, size: tuple[int, int] | None, name: str
+) -> Shaped[np.ndarray, "h w"]:
+    """Decode a picture of depth; arguments and errors as of `decode`."""
+    pixels = decode(source, place, frame, size, name)
+    if pixels.ndim != 2 or pixels.dtype == np.uint8:
+        raise place.error(
+            f"{name} holds {pixels.dtype} of shape {pixels.shape}, expected one channel of 16 or "
+            "32 bits",
+            "An 8-bit picture of depth is for people; store the depth itself.",
+            frame,
+        )
+    return pixels
 
 
 def require_rgb(

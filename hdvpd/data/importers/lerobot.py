@@ -25,6 +25,7 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data.importers import base, images
+from hdvpd.data.importers.common import Choices
 from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_calibration import recorded_view
@@ -86,35 +87,33 @@ class LeRobotSource(base.AbstractSource):
                 name: depth_coding(info, camera, self.options, name)
                 for name, camera in info.cameras(self.options.sidecar).items()
             }
-            available = {
-                name: coding if isinstance(coding, str) else self._uncalibrated(info, name)
-                for name, coding in codings.items()
-            }
-            chosen = base.select_cameras(place, available, self.options.cameras)
-            pictures = {
-                name: _Pictures(rows, name, codings[name], self.options, time_s) for name in chosen
-            }
-            state = _State(rows, self.options)
-            targets, commanded = self._targets(rows, state)
+            choices = Choices(place, self.options)
+            names, warnings = choices.cameras(
+                {
+                    name: coding if isinstance(coding, str) else self._uncalibrated(info, name)
+                    for name, coding in codings.items()
+                }
+            )
+            usable = {n: coding for n, coding in codings.items() if isinstance(coding, DepthCoding)}
+            state = _State(rows, choices)
+            targets, commanded = self._targets(rows, state, choices)
             yield base.Recording(
                 time_s=time_s,
-                views={name: camera.view for name, camera in pictures.items()},
+                cameras={
+                    name: _Pictures(rows, name, usable[name], choices, time_s).camera()
+                    for name in names
+                },
                 joints=state.joints,
                 joint_positions=state.values[:, state.columns],
                 joint_targets=None if targets is None else targets[:, state.columns],
-                end_effectors=state.end_effectors(self.options),
-                base_to_world=base.base_pose(self.options),
-                frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
+                end_effectors=state.end_effectors(),
+                base_to_world=choices.base_to_world(),
                 fields={
-                    **{name: camera.meaning for name, camera in pictures.items()},
                     "joint_positions": f"{_STATE}, measured",
                     "joint_targets": commanded,
                     "time": f"timestamp, about {info.fps:g} Hz",
                 },
-                warnings=(
-                    *base.left_out(available, chosen),
-                    *state.unit_warnings(),
-                ),
+                warnings=(*warnings, *state.unit_warnings()),
             )
 
     def _uncalibrated(self, info: Info, name: str) -> str:
@@ -125,15 +124,14 @@ class LeRobotSource(base.AbstractSource):
             f"{FILE_NAME} into the data set (docs/importing.md)"
         )
 
-    def _targets(self, rows: "_Rows", state: "_State") -> tuple[np.ndarray | None, str]:
-        wanted = self.options.joint_targets
+    def _targets(
+        self, rows: "_Rows", state: "_State", choices: Choices
+    ) -> tuple[np.ndarray | None, str]:
         names = rows.info.names(_ACTION)
-        if not wanted and (not names or names != rows.info.names(_STATE)):
+        alike = names and names == rows.info.names(_STATE)
+        if not (alike or self.options.joint_targets):
             return None, "next positions, because action is not named like the state"
-        targets, meaning = base.targets_from_actions(rows.numbers(_ACTION), state.values)
-        if wanted and targets is None:
-            raise rows.place.error(f"--action joint-targets: {meaning}", "Leave the flag out.")
-        return targets, meaning
+        return choices.targets(rows.numbers(_ACTION), state.values)
 
 
 class _Rows:
@@ -193,8 +191,8 @@ class _State:
       joints: of these columns.
     """
 
-    def __init__(self, rows: _Rows, options: base.Options) -> None:
-        self._place = rows.place
+    def __init__(self, rows: _Rows, choices: Choices) -> None:
+        self._place, self._sidecar = rows.place, choices.options.sidecar
         self.values = rows.numbers(_STATE)
         count = self.values.shape[1]
         self._names = list(rows.info.names(_STATE)) or [f"joint{k + 1}" for k in range(count)]
@@ -203,22 +201,22 @@ class _State:
                 f"{_STATE} has {count} values, info.json names {len(self._names)}",
                 "Repair `names` in meta/info.json.",
             )
-        given = [joint.name for joint in options.sidecar.joints]
+        given = [joint.name for joint in self._sidecar.joints]
         self.columns = list(range(count))
         if given and len(given) != count and set(given) <= set(self._names):
             self.columns = [self._names.index(name) for name in given]
         named = [_joint(self._names[k]) for k in self.columns]
-        self.joints = base.name_joints(options, rows.place, named)
+        self.joints = choices.joints(named)
 
-    def end_effectors(self, options: base.Options) -> tuple[base.EndEffector, ...]:
+    def end_effectors(self) -> tuple[base.EndEffector, ...]:
         """Read the tools that the side-car names from columns <tool>.x, <tool>.y, <tool>.z."""
         tools = []
-        for name, arm in options.sidecar.end_effectors:
+        for name, arm in self._sidecar.end_effectors:
             missing = [name + axis for axis in _POSITION if name + axis not in self._names]
             if missing:
                 raise self._place.error(
                     f"{_STATE} has no value named {missing[0]!r}; it has {', '.join(self._names)}",
-                    f"{options.sidecar.file} names the end effectors.",
+                    f"{self._sidecar.file} names the end effectors.",
                 )
             pose = np.tile(np.eye(4), (len(self.values), 1, 1))
             columns = [self._names.index(name + axis) for axis in _POSITION]
@@ -245,14 +243,13 @@ class _Pictures:
         self,
         rows: _Rows,
         name: str,
-        coding: "DepthCoding | str",
-        options: base.Options,
+        coding: DepthCoding,
+        choices: Choices,
         time_s: np.ndarray,
     ) -> None:
-        assert not isinstance(coding, str)
-        self._rows, self._coding, self._time_s = rows, coding, time_s
-        self._camera: Camera = rows.info.cameras(options.sidecar)[name]
-        self._channels: base.Channels = options.channels or "rgb"
+        self._rows, self._name, self._coding = rows, name, coding
+        self._choices, self._time_s = choices, time_s
+        self._camera: Camera = rows.info.cameras(choices.options.sidecar)[name]
         self._size = self._stored_size(self._camera.rgb)
         depth_size = self._stored_size(self._camera.depth)
         if depth_size != self._size:
@@ -261,24 +258,28 @@ class _Pictures:
                 f"{self._size[0]}x{self._size[1]}",
                 "Depth must be aligned with the colours, pixel by pixel.",
             )
-        origin = "as given"
+
+    def camera(self) -> base.Camera:
+        """Calibrate it."""
+        rows, options, origin = self._rows, self._choices.options, "as given"
         extrinsics = options.extrinsics or options.sidecar.extrinsics
 
         def recorded() -> base.View:
             nonlocal origin
             view, origin = recorded_view(
-                rows.place, rows.info, name, self._size, rows.numbers, extrinsics
+                rows.place, rows.info, self._name, self._size, rows.numbers, extrinsics
             )
             return view
 
-        self.view = base.view_of(options, rows.place, name, self._size, recorded)
-        self.meaning = (
-            f"rgb from {self._camera.rgb} as {self._channels}, depth from {self._camera.depth}: "
-            f"{coding.meaning}; calibration {origin}"
+        view = self._choices.view(self._name, self._size, recorded)
+        meaning = (
+            f"rgb from {self._camera.rgb} as {self._choices.channels()}, depth from "
+            f"{self._camera.depth}: {self._coding.meaning}; calibration {origin}"
         )
+        return base.Camera(view, meaning, self._read)
 
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
+    def _read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
+        channels = self._choices.channels()
         colours = self._colours(rows)
         for row, rgb, depth in zip(rows, colours, self._depths(rows), strict=True):
             size = self._size
@@ -289,7 +290,7 @@ class _Pictures:
                     "All images of a camera have one size.",
                     row,
                 )
-            yield base.RgbdImage(images.in_rgb_order(rgb, self._channels), depth)
+            yield base.RgbdImage(images.in_rgb_order(rgb, channels), depth)
 
     def _colours(self, rows: Sequence[int]) -> Iterator[np.ndarray]:
         key, place = self._camera.rgb, self._rows.place
@@ -307,8 +308,7 @@ class _Pictures:
                 yield self._coding.metres(samples)
             return
         for row, data in zip(rows, self._stored(key, rows), strict=True):
-            stored = images.decode(data, place, row, self._size, key)
-            yield self._coding.metres(self._coding.checked_image(stored, place, row))
+            yield self._coding.metres(images.decode_depth(data, place, row, self._size, key))
 
     def _frames(self, key: str, rows: Sequence[int]) -> Iterator[Any]:
         clip = self._rows.episode.clips[key]

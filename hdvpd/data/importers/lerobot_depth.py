@@ -60,23 +60,6 @@ class DepthCoding:
             raise place.error(f"depth holds the code {samples.max()}, beyond 12 bits", "", row)
         return samples
 
-    def checked_image(
-        self, stored: np.ndarray, place: SourcePlace, row: int
-    ) -> Shaped[np.ndarray, "h w"]:
-        """Return the samples of a decoded image.
-
-        Raises:
-          BadEpisodeError: it has several channels, or 8 bits.
-        """
-        if stored.ndim != 2 or stored.dtype == np.uint8:
-            raise place.error(
-                f"a depth image holds {stored.dtype} of shape {stored.shape}, expected one channel "
-                "of 16 or 32 bits",
-                "An 8-bit picture of depth is for people; store the depth itself.",
-                row,
-            )
-        return stored
-
 
 def depth_coding(info: Info, camera: Camera, options: base.Options, name: str) -> DepthCoding | str:
     """Find out how a camera's depth is stored.

@@ -14,22 +14,23 @@ trajectory.rgbd.<control mode>.<backend>.h5, and .json of the same name
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hdvpd.data import pinhole
-from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.common import Choices, dig, number_in
 from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
-from hdvpd.data.importers.robotwin import check_opengl_pose
+from hdvpd.data.importers.hdf5_camera import SAPIEN, Layout, hdf5_camera, sapien_view
 from hdvpd.errors import UserError
 
 RATE_HZ = 20.0
 """ManiSkill's default control frequency; the files hold no time stamps."""
 DEPTH_UNIT_M = 0.001
+_SETTINGS = ("env_info", "env_kwargs")
 _NO_DEPTH = (
     "it has no depth; replay the demonstrations with "
     "`python -m mani_skill.trajectory.replay_trajectory --obs-mode rgb+depth --save-traj`"
@@ -59,18 +60,18 @@ class ManiSkillSource(base.AbstractSource):
             if isinstance(entry, Mapping)
         }
         with open_hdf5(file) as stream:
-            names = sorted((n for n in stream if n.startswith("traj_")), key=base.number_in)
+            names = sorted((n for n in stream if n.startswith("traj_")), key=number_in)
         if not names:
             raise UserError(f"{file} holds no group traj_0; name a ManiSkill trajectory file.")
         prefix = f"{file.relative_to(self.path)}/" if several else ""
         episodes = []
         for name in names:
-            judged = success.get(str(base.number_in(name)[0]))
+            judged = success.get(str(number_in(name)[0]))
             episodes.append(
                 base.SourceEpisode(
                     name=prefix + name,
                     file=file,
-                    task=str(_environment(about).get("env_id", "unknown")),
+                    task=str(dig(about, "env_info", "env_id") or "unknown"),
                     success=judged if isinstance(judged, bool) else None,
                 )
             )
@@ -87,83 +88,48 @@ class ManiSkillSource(base.AbstractSource):
             frames = len(qpos)
             if frames == 0:
                 raise place.error(f"'{agent}/qpos' has no frames", "Replay the trajectory again.")
-            available = _cameras(root)
-            cameras = base.select_cameras(place, available, self.options.cameras)
-            pictures = {
-                name: _Camera(root.group("obs"), name, self.options, frames) for name in cameras
-            }
-            mode = str(_control_mode(about))
-            targets, commanded = self._targets(root, qpos, mode)
-            stand, stands = _base(root, frames, self.options)
-            rate, origin = _rate(about, self.options)
+            choices = Choices(place, self.options)
+            names, warnings = choices.cameras(_cameras(root))
+            targets, commanded = _targets(root, qpos, str(_control_mode(about)), choices)
+            stand, stands = _base(root, frames, choices)
+            recorded = dig(about, *_SETTINGS, "sim_config", "control_freq")
+            rate, time = choices.rate(
+                RATE_HZ, "ManiSkill's default", recorded, "control_freq of the .json"
+            )
             yield base.Recording(
-                time_s=base.steady(rate, frames),
-                views={name: camera.view for name, camera in pictures.items()},
-                joints=base.name_joints(self.options, place, _joints(qpos.shape[1])),
+                time_s=np.arange(frames) / rate,
+                cameras={name: _camera(root.group("obs"), name, frames, choices) for name in names},
+                joints=choices.joints([base.Joint(f"qpos{k}") for k in range(qpos.shape[1])]),
                 joint_positions=qpos,
                 joint_targets=targets,
                 end_effectors=_end_effectors(root, frames),
                 base_to_world=stand,
-                frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
                 fields={
-                    **{name: camera.meaning for name, camera in pictures.items()},
                     "joint_positions": f"{agent}/qpos, measured",
                     "joint_targets": commanded,
                     "robot base": stands,
-                    "time": f"{rate:g} Hz, {origin}",
+                    "time": time,
                 },
-                warnings=base.left_out(available, cameras),
+                warnings=warnings,
             )
 
-    def _targets(self, root: Node, qpos: np.ndarray, mode: str) -> tuple[np.ndarray | None, str]:
-        wanted = self.options.joint_targets
-        if not (wanted or mode == "pd_joint_pos"):
-            return None, f"next positions, because the control mode is {mode!r}"
-        actions = root.read("actions", (len(qpos) - 1, None))
-        targets, meaning = base.targets_from_actions(actions, qpos)
-        if wanted and targets is None:
-            raise root.place.error(f"--action joint-targets: {meaning}", "Leave the flag out.")
-        return targets, meaning
+
+def _camera(obs: Node, name: str, frames: int, choices: Choices) -> base.Camera:
+    data, param = f"sensor_data/{name}", f"sensor_param/{name}"
+    layout = Layout(f"{data}/rgb", f"{data}/depth", DEPTH_UNIT_M)
+
+    def recorded(size: tuple[int, int]) -> base.View:
+        return sapien_view(obs.group(param), frames, size)
+
+    return hdf5_camera(obs, name, frames, layout, choices, recorded, SAPIEN)
 
 
-class _Camera:
-    """One camera of one trajectory."""
-
-    def __init__(self, obs: Node, name: str, options: base.Options, frames: int) -> None:
-        self._data, self._param = (f"sensor_data/{name}", f"sensor_param/{name}")
-        self._obs = obs
-        obs.check_shape(f"{self._data}/rgb", (frames, None, None, 3))
-        height, width = obs.shape(f"{self._data}/rgb")[1:3]
-        obs.check_shape(f"{self._data}/depth", (frames, height, width, 1))
-        self._size = (height, width)
-        given = options.sidecar.cameras.get(name)
-        self._unit = options.depth_unit_m or (given and given.depth_unit_m) or DEPTH_UNIT_M
-        self._channels: base.Channels = options.channels or "rgb"
-        self.view = base.view_of(options, obs.place, name, self._size, self._calibration)
-        self.meaning = f"rgb as {self._channels}, depth in units of {self._unit:g} m, " + (
-            "calibration as given" if given else "calibration from intrinsic_cv, extrinsic_cv"
-        )
-
-    def _calibration(self) -> base.View:
-        param, frames = self._obs.group(self._param), self._obs.shape(f"{self._data}/rgb")[0]
-        world_to_camera = param.read("extrinsic_cv", (frames, None, 4))
-        if world_to_camera.shape[1] not in (3, 4):
-            param.check_shape("extrinsic_cv", (frames, 3, 4))
-        pose = pinhole.invert_pose(pinhole.homogeneous(world_to_camera))
-        check_opengl_pose(param, pose)
-        return base.View(self._size, param.read("intrinsic_cv", (frames, 3, 3)), pose)
-
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
-        name = f"{self._data}/rgb"
-        colours = self._obs.rows(name, rows)
-        depths = self._obs.rows(f"{self._data}/depth", rows)
-        for row, rgb, depth in zip(rows, colours, depths, strict=True):
-            rgb = images.require_rgb(rgb, self._obs.place, row, name)
-            yield base.RgbdImage(
-                images.in_rgb_order(rgb, self._channels),
-                conversions.metric_depth(depth[..., 0], self._unit),
-            )
+def _targets(
+    root: Node, qpos: np.ndarray, mode: str, choices: Choices
+) -> tuple[np.ndarray | None, str]:
+    if not (choices.options.joint_targets or mode == "pd_joint_pos"):
+        return None, f"next positions, because the control mode is {mode!r}"
+    return choices.targets(root.read("actions", (len(qpos) - 1, None)), qpos)
 
 
 def _about(file: Path) -> Mapping[str, Any]:
@@ -178,28 +144,10 @@ def _about(file: Path) -> Mapping[str, Any]:
     return raw if isinstance(raw, Mapping) else {}
 
 
-def _environment(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = about.get("env_info")
-    return found if isinstance(found, Mapping) else {}
-
-
 def _control_mode(about: Mapping[str, Any]) -> Any:
     episodes = about.get("episodes")
-    first = episodes[0] if isinstance(episodes, list) and episodes else {}
-    settings = _environment(about).get("env_kwargs")
-    fallback = settings.get("control_mode") if isinstance(settings, Mapping) else None
-    return (first.get("control_mode") if isinstance(first, Mapping) else None) or fallback
-
-
-def _rate(about: Mapping[str, Any], options: base.Options) -> tuple[float, str]:
-    if options.rate_hz:
-        return options.rate_hz, "as given"
-    settings = _environment(about).get("env_kwargs")
-    simulation = settings.get("sim_config") if isinstance(settings, Mapping) else None
-    rate = simulation.get("control_freq") if isinstance(simulation, Mapping) else None
-    if isinstance(rate, int | float) and rate > 0:
-        return float(rate), "control_freq of the .json"
-    return RATE_HZ, "ManiSkill's default; --rate overrides"
+    first = episodes[0] if isinstance(episodes, list) and episodes else None
+    return dig(first, "control_mode") or dig(about, *_SETTINGS, "control_mode")
 
 
 def _agent(root: Node) -> str:
@@ -212,10 +160,6 @@ def _agent(root: Node) -> str:
         f"'obs/agent' holds {', '.join(root.names('obs/agent')) or 'nothing'}, expected qpos",
         "Trajectories of several robots are not supported; convert them to `folder`.",
     )
-
-
-def _joints(count: int) -> list[base.Joint]:
-    return [base.Joint(f"qpos{k}") for k in range(count)]
 
 
 def _cameras(root: Node) -> dict[str, str]:
@@ -234,12 +178,12 @@ def _end_effectors(root: Node, frames: int) -> tuple[base.EndEffector, ...]:
     return (base.EndEffector("tcp", "", conversions.pose_from_quaternion(values, "wxyz")),)
 
 
-def _base(root: Node, frames: int, options: base.Options) -> tuple[np.ndarray, str]:
+def _base(root: Node, frames: int, choices: Choices) -> tuple[np.ndarray, str]:
     """Read where the robot stands, if there is exactly one articulation."""
     folder = "env_states/articulations"
     robots = root.names(folder)
-    if options.sidecar.base_to_world is not None:
-        return options.sidecar.base_to_world, "as given"
+    if choices.options.sidecar.base_to_world is not None:
+        return choices.base_to_world(), "as given"
     if len(robots) != 1:
         return np.eye(4), f"at the origin, because '{folder}' names {len(robots)} robots"
     states = root.read(f"{folder}/{robots[0]}", (frames, None))

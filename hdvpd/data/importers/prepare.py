@@ -91,7 +91,7 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
     return Prepared(
         rows=rows,
         sizes=sizes,
-        mounts={name: view.link for name, view in recording.views.items()},
+        mounts={name: camera.view.link for name, camera in recording.cameras.items()},
         arrays={
             "time_s": recording.time_s[rows],
             **cameras,
@@ -324,7 +324,8 @@ def _cameras(
 ) -> tuple[dict[str, np.ndarray], dict[str, tuple[int, int]]]:
     arrays, sizes = {}, {}
     names = [link["name"] for link in links.description]
-    for name, view in recording.views.items():
+    for name, camera in recording.cameras.items():
+        view = camera.view
         _require_intrinsics(place, name, view)
         _require_rigid(place, f"cameras/{name}/camera_to_world", _rowwise(view.camera_to_world))
         intrinsics = _picked(view.intrinsics, rows)

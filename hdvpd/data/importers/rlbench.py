@@ -22,6 +22,7 @@ import numpy as np
 from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.unpickling import UnsafePickleError, read_pickle
 from hdvpd.errors import UserError
@@ -31,7 +32,7 @@ RATE_HZ = 20.0
 STATES = "low_dim_obs.pkl"
 MAX_OFF_CENTRE = 0.01
 """How far the principal point may lie off the image centre, as a share of the image."""
-_DIGITS = re.compile(r"(?:[a-z_]+_)?(\d+)\.png")
+_PICTURE = re.compile(r"(?:[a-z_]+_)?(\d+)\.png")
 
 
 class RLBenchSource(base.AbstractSource):
@@ -42,7 +43,7 @@ class RLBenchSource(base.AbstractSource):
     def episodes(self) -> tuple[base.SourceEpisode, ...]:
         """List the folders that hold low_dim_obs.pkl, by folder and number."""
         folders = [file.parent for file in self.path.rglob(STATES)]
-        folders.sort(key=lambda f: (str(f.parent), base.number_in(f.name)))
+        folders.sort(key=lambda f: (str(f.parent), number_in(f.name)))
         if not folders:
             raise UserError(
                 f"{self.path} holds no folder with a {STATES}; name the folder of a task or of a "
@@ -60,27 +61,23 @@ class RLBenchSource(base.AbstractSource):
         place = episode.place
         states = _States(place, episode.file / STATES)
         positions, joints, tools = states.joints()
-        available = _cameras(place, states)
-        cameras = base.select_cameras(place, available, self.options.cameras)
-        pictures = {name: _Camera(place, name, states, self.options) for name in cameras}
-        rate = self.options.rate_hz or RATE_HZ
+        choices = Choices(place, self.options)
+        names, warnings = choices.cameras(_cameras(place, states))
+        rate, time = choices.rate(RATE_HZ, "RLBench's step")
         yield base.Recording(
-            time_s=base.steady(rate, states.frames),
-            views={name: camera.view for name, camera in pictures.items()},
-            joints=base.name_joints(self.options, place, joints),
+            time_s=np.arange(states.frames) / rate,
+            cameras={name: _camera(place, name, states, choices) for name in names},
+            joints=choices.joints(joints),
             joint_positions=positions,
             joint_targets=None,
             end_effectors=tools,
-            base_to_world=base.base_pose(self.options),
-            frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
+            base_to_world=choices.base_to_world(),
             fields={
-                **{name: camera.meaning for name, camera in pictures.items()},
                 "joint_positions": "joint_positions and gripper_open, measured",
                 "joint_targets": "none: RLBench records no commands",
-                "time": f"{rate:g} Hz, "
-                + ("as given" if self.options.rate_hz else "RLBench's step; --rate overrides"),
+                "time": time,
             },
-            warnings=base.left_out(available, cameras),
+            warnings=warnings,
         )
 
 
@@ -165,54 +162,60 @@ class _States:
         return np.stack(rows)
 
 
-class _Camera:
-    """One camera of one episode."""
-
-    def __init__(
-        self, place: SourcePlace, name: str, states: _States, options: base.Options
-    ) -> None:
-        self._place = place
-        self._rgb = _pictures(place, f"{name}_rgb", states.frames)
-        self._depth = _pictures(place, f"{name}_depth", states.frames)
-        first = images.decode_rgb(self._rgb[0], place, 0, None, _shown(place, self._rgb[0]))
-        self._size = (first.shape[0], first.shape[1])
-        self._channels: base.Channels = options.channels or "rgb"
-        self._near = states.calibration(name, "near", ())
-        self._far = states.calibration(name, "far", ())
-        self.view = base.view_of(
-            options, place, name, self._size, lambda: self._calibration(name, states)
+def _camera(place: SourcePlace, name: str, states: _States, choices: Choices) -> base.Camera:
+    rgb, depth = (
+        images.numbered(
+            place,
+            place.file / f"{name}_{kind}",
+            _PICTURE,
+            states.frames,
+            f"observations in {STATES}",
+            "Download the episode again.",
         )
-        given = name in options.sidecar.cameras
-        self.meaning = (
-            f"rgb as {self._channels}, depth from 24 bits between near and far, calibration "
-            + ("as given" if given else "from misc, CoppeliaSim's axes and signs converted")
-        )
+        for kind in ("rgb", "depth")
+    )
 
-    def _calibration(self, name: str, states: _States) -> base.View:
-        intrinsics = states.calibration(name, "intrinsics", (3, 3))
-        intrinsics[:, [0, 1], [0, 1]] = np.abs(intrinsics[:, [0, 1], [0, 1]])
-        centre = np.array(self._size[::-1]) / 2
-        off = np.abs(intrinsics[:, :2, 2] - centre[None]) / (2 * centre[None])
-        self._place.require(
-            np.asarray((off <= MAX_OFF_CENTRE).all(axis=1)),
-            f"{name}_camera_intrinsics",
-            f"the principal point {intrinsics[0, :2, 2].tolist()} is not the centre "
-            f"{centre.tolist()} of the images, so the images were resized and the intrinsics not",
-            "Import the original images, or give the camera with --calibration.",
-        )
-        pose = states.calibration(name, "extrinsics", (4, 4)) @ pinhole.AXES["coppeliasim"]
-        return base.View(self._size, intrinsics, pose)
+    def decode(file: Path, row: int, size: tuple[int, int] | None) -> UInt8[np.ndarray, "h w 3"]:
+        return images.decode_rgb(file, place, row, size, str(file.relative_to(place.file)))
 
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
+    height, width = decode(rgb[0], 0, None).shape[:2]
+    size, channels = (height, width), choices.channels()
+    near, far = (states.calibration(name, key, ()) for key in ("near", "far"))
+
+    def read(rows: Sequence[int]) -> Iterator[base.RgbdImage]:
         for row in rows:
-            rgb = self._decode(self._rgb[row], row)
-            packed = self._decode(self._depth[row], row)
-            depth_m = unpack_depth(packed, self._near[row], self._far[row])
-            yield base.RgbdImage(images.in_rgb_order(rgb, self._channels), depth_m)
+            colours, packed = decode(rgb[row], row, size), decode(depth[row], row, size)
+            depth_m = unpack_depth(packed, near[row], far[row])
+            yield base.RgbdImage(images.in_rgb_order(colours, channels), depth_m)
 
-    def _decode(self, file: Path, row: int) -> UInt8[np.ndarray, "h w 3"]:
-        return images.decode_rgb(file, self._place, row, self._size, _shown(self._place, file))
+    return base.Camera(
+        choices.view(name, size, lambda: _recorded_view(place, name, size, states)),
+        f"rgb as {channels}, depth from 24 bits between near and far, calibration "
+        + (
+            "as given"
+            if choices.is_given(name)
+            else "from misc, CoppeliaSim's axes and signs converted"
+        ),
+        read,
+    )
+
+
+def _recorded_view(
+    place: SourcePlace, name: str, size: tuple[int, int], states: _States
+) -> base.View:
+    intrinsics = states.calibration(name, "intrinsics", (3, 3))
+    intrinsics[:, [0, 1], [0, 1]] = np.abs(intrinsics[:, [0, 1], [0, 1]])
+    centre = np.array(size[::-1]) / 2
+    off = np.abs(intrinsics[:, :2, 2] - centre[None]) / (2 * centre[None])
+    place.require(
+        np.asarray((off <= MAX_OFF_CENTRE).all(axis=1)),
+        f"{name}_camera_intrinsics",
+        f"the principal point {intrinsics[0, :2, 2].tolist()} is not the centre "
+        f"{centre.tolist()} of the images, so the images were resized and the intrinsics not",
+        "Import the original images, or give the camera with --calibration.",
+    )
+    pose = states.calibration(name, "extrinsics", (4, 4)) @ pinhole.AXES["coppeliasim"]
+    return base.View(size, intrinsics, pose)
 
 
 def unpack_depth(
@@ -244,29 +247,6 @@ def _cameras(place: SourcePlace, states: _States) -> dict[str, str]:
         else:
             available[name] = ""
     return available
-
-
-def _pictures(place: SourcePlace, folder: str, frames: int) -> list[Path]:
-    matches = ((_DIGITS.fullmatch(file.name), file) for file in (place.file / folder).iterdir())
-    found = {int(match[1]): file for match, file in matches if match}
-    for frame in range(frames):
-        if frame not in found:
-            raise place.error(
-                f"{folder} has no picture (it has {len(found)}, {STATES} {frames} observations)",
-                "Download the episode again.",
-                frame,
-            )
-    if len(found) > frames:
-        raise place.error(
-            f"{folder} has {len(found)} pictures, {STATES} only {frames} observations",
-            "Download the episode again.",
-            frames,
-        )
-    return [found[frame] for frame in range(frames)]
-
-
-def _shown(place: SourcePlace, file: Path) -> str:
-    return str(file.relative_to(place.file))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

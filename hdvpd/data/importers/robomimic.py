@@ -26,9 +26,11 @@ import numpy as np
 
 from hdvpd.array_typing import Float
 from hdvpd.data import pinhole
-from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.common import Choices, dig, number_in
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
+from hdvpd.data.importers.hdf5_camera import Layout, hdf5_camera
 from hdvpd.errors import UserError
 
 RATE_HZ = 20.0
@@ -64,10 +66,11 @@ class RobomimicSource(base.AbstractSource):
             raise UserError(f"{file} is a folder; name the .hdf5 file with the observations.")
         with open_hdf5(file) as stream:
             root = Node(SourcePlace(file, "all"), stream)
-            names = sorted((n for n in root.names("data")), key=base.number_in)
+            names = sorted((n for n in root.names("data")), key=number_in)
             if not names:
                 raise UserError(f"{file} holds no demos under 'data'; it is no robomimic file.")
-            task = str(_environment(root.group("data")).get("env_name", "unknown"))
+            about = root.group("data").json_attribute("env_args")
+            task = str(dig(about, "env_name") or "unknown")
             split = _splits(root)
         return tuple(base.SourceEpisode(n, file, task, split.get(n, "")) for n in names)
 
@@ -79,62 +82,61 @@ class RobomimicSource(base.AbstractSource):
             data = Node(place, file).group("data")
             demo = data.group(episode.name)
             obs = _observations(data, demo)
-            model = _Model(demo)
-            positions, joints, names = _joints(obs, model)
+            model, choices = _Model(demo), Choices(place, self.options)
+            positions, joints, fields = _joints(obs, model)
             frames = len(positions)
             named = model.names_joints(joints)
-            mounts = self._mounts(demo, obs, model, movable=named)
-            available = {n: m if isinstance(m, str) else "" for n, m in mounts.items()}
-            cameras = base.select_cameras(place, available, self.options.cameras)
-            pictures = {n: _Camera(obs, n, self.options, frames, mounts[n]) for n in cameras}
-            targets, commanded = self._targets(demo, positions)
-            rate, origin = _rate(data, self.options)
+            mounts = _mounts(demo, obs, model, choices, movable=named)
+            usable = {name: mount for name, mount in mounts.items() if isinstance(mount, _Mount)}
+            names, warnings = choices.cameras(
+                {name: "" if name in usable else str(mount) for name, mount in mounts.items()}
+            )
+            targets, commanded = _targets(demo, positions, choices)
+            recorded = dig(data.json_attribute("env_args"), "env_kwargs", "control_freq")
+            rate, time = choices.rate(
+                RATE_HZ, "robosuite's default", recorded, "control_freq of env_args"
+            )
             yield base.Recording(
-                time_s=base.steady(rate, frames),
-                views={name: camera.view for name, camera in pictures.items()},
-                joints=base.name_joints(self.options, place, joints),
+                time_s=np.arange(frames) / rate,
+                cameras={n: _camera(obs, n, frames, choices, usable[n]) for n in names},
+                joints=choices.joints(joints),
                 joint_positions=positions,
                 joint_targets=targets,
                 end_effectors=_end_effectors(obs, frames),
-                base_to_world=base.base_pose(self.options),
+                base_to_world=choices.base_to_world(),
                 robot_xml=model.text if named else "",
-                frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
                 fields={
-                    **{name: camera.meaning for name, camera in pictures.items()},
-                    "joint_positions": f"{', '.join(names)}, measured",
+                    "joint_positions": f"{', '.join(fields)}, measured",
                     "joint_targets": commanded,
-                    "time": f"{rate:g} Hz, {origin}",
+                    "time": time,
                 },
-                warnings=base.left_out(available, cameras),
+                warnings=warnings,
             )
 
-    def _targets(self, demo: Node, positions: np.ndarray) -> tuple[np.ndarray | None, str]:
-        if not self.options.joint_targets:
-            return None, "next positions, because actions are the controller's"
-        targets, meaning = base.targets_from_actions(
-            demo.read("actions", (len(positions), None)), positions
-        )
-        if targets is None:
-            raise demo.place.error(f"--action joint-targets: {meaning}", "Leave the flag out.")
-        return targets, meaning
 
-    def _mounts(
-        self, demo: Node, obs: Node, model: "_Model", *, movable: bool
-    ) -> dict[str, "_Mount | str"]:
-        """Say for every camera where it is mounted, or why it cannot be imported."""
-        info = demo.json_attribute("camera_info") or {}
-        mounts: dict[str, _Mount | str] = {}
-        for field in obs.names():
-            if not field.endswith("_image"):
-                continue
-            name = field.removesuffix("_image")
-            if f"{name}_depth" not in obs:
-                mounts[name] = _NO_DEPTH
-            elif name in self.options.sidecar.cameras:
-                mounts[name] = _Mount("world", np.eye(4), None, 0.0, "given")
-            else:
-                mounts[name] = _mount(demo.place, name, info, model, movable=movable)
-        return mounts
+def _targets(demo: Node, positions: np.ndarray, choices: Choices) -> tuple[np.ndarray | None, str]:
+    if not choices.options.joint_targets:
+        return None, "next positions, because actions are the controller's"
+    return choices.targets(demo.read("actions", (len(positions), None)), positions)
+
+
+def _mounts(
+    demo: Node, obs: Node, model: "_Model", choices: Choices, *, movable: bool
+) -> dict[str, "_Mount | str"]:
+    """Say for every camera where it is mounted, or why it cannot be imported."""
+    info = demo.json_attribute("camera_info") or {}
+    mounts: dict[str, _Mount | str] = {}
+    for field in obs.names():
+        if not field.endswith("_image"):
+            continue
+        name = field.removesuffix("_image")
+        if f"{name}_depth" not in obs:
+            mounts[name] = _NO_DEPTH
+        elif choices.is_given(name):
+            mounts[name] = _Mount("world", np.eye(4), None, 0.0, "given")
+        else:
+            mounts[name] = _mount(demo.place, name, info, model, movable=movable)
+    return mounts
 
 
 @dataclass(frozen=True)
@@ -239,43 +241,15 @@ def _camera_pose(camera: ElementTree.Element) -> Float[np.ndarray, "4 4"]:
     return conversions.pose_from_quaternion(values, "wxyz") @ pinhole.AXES["opengl"]
 
 
-class _Camera:
-    """One camera of one demo."""
+def _camera(obs: Node, name: str, frames: int, choices: Choices, mount: _Mount) -> base.Camera:
+    def recorded(size: tuple[int, int]) -> base.View:
+        intrinsics = mount.intrinsics
+        if intrinsics is None:
+            intrinsics = pinhole.intrinsics_of(mount.fovy, size)
+        return base.View(size, intrinsics, mount.camera_to_link, mount.link)
 
-    def __init__(
-        self, obs: Node, name: str, options: base.Options, frames: int, mount: "_Mount | str"
-    ) -> None:
-        assert not isinstance(mount, str)
-        self._obs, self._image, self._depth = obs, f"{name}_image", f"{name}_depth"
-        obs.check_shape(self._image, (frames, None, None, 3))
-        height, width = obs.shape(self._image)[1:3]
-        obs.check_shape(self._depth, (frames, height, width, 1))
-        self._size = (height, width)
-        given = options.sidecar.cameras.get(name)
-        self._unit = options.depth_unit_m or (given and given.depth_unit_m) or 1.0
-        self._channels: base.Channels = options.channels or "rgb"
-
-        def recorded() -> base.View:
-            intrinsics = mount.intrinsics
-            if intrinsics is None:
-                intrinsics = pinhole.intrinsics_of(mount.fovy, (height, width))
-            return base.View(self._size, intrinsics, mount.camera_to_link, mount.link)
-
-        self.view = base.view_of(options, obs.place, name, self._size, recorded)
-        self.meaning = (
-            f"rgb as {self._channels}, depth in units of {self._unit:g} m, calibration "
-            + ("as given" if given else f"from {mount.origin}")
-        )
-
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
-        colours, depths = self._obs.rows(self._image, rows), self._obs.rows(self._depth, rows)
-        for row, rgb, depth in zip(rows, colours, depths, strict=True):
-            rgb = images.require_rgb(rgb, self._obs.place, row, self._image)
-            yield base.RgbdImage(
-                images.in_rgb_order(rgb, self._channels),
-                conversions.metric_depth(depth[..., 0], self._unit),
-            )
+    layout = Layout(f"{name}_image", f"{name}_depth", unit_m=1.0)
+    return hdf5_camera(obs, name, frames, layout, choices, recorded, mount.origin)
 
 
 def _observations(data: Node, demo: Node) -> Node:
@@ -296,7 +270,7 @@ def _joints(obs: Node, model: _Model) -> tuple[np.ndarray, list[base.Joint], lis
         raise obs.place.error("'obs' has no robot0_joint_pos", _WRITE)
     columns, joints, used = [], [], []
     frames = None
-    for arm_field in sorted(robots, key=base.number_in):
+    for arm_field in sorted(robots, key=number_in):
         robot = arm_field.removesuffix("_joint_pos")
         number = robot.removeprefix("robot")
         values = obs.read(arm_field, (frames, None))
@@ -327,7 +301,7 @@ def _names(found: Sequence[str], count: int, otherwise: str) -> list[str]:
 def _end_effectors(obs: Node, frames: int) -> tuple[base.EndEffector, ...]:
     fields = [n for n in obs.names() if re.fullmatch(r"robot\d+_eef_pos", n)]
     tools = []
-    for field in sorted(fields, key=base.number_in):
+    for field in sorted(fields, key=number_in):
         robot = field.removesuffix("_eef_pos")
         if f"{robot}_eef_quat" in obs:
             position = obs.read(field, (frames, 3))
@@ -336,21 +310,6 @@ def _end_effectors(obs: Node, frames: int) -> tuple[base.EndEffector, ...]:
             arm = robot if len(fields) > 1 else ""
             tools.append(base.EndEffector(f"{robot}_eef", arm, pose))
     return tuple(tools)
-
-
-def _environment(data: Node) -> Mapping[str, Any]:
-    found = data.json_attribute("env_args")
-    return found if isinstance(found, Mapping) else {}
-
-
-def _rate(data: Node, options: base.Options) -> tuple[float, str]:
-    if options.rate_hz:
-        return options.rate_hz, "as given"
-    settings = _environment(data).get("env_kwargs")
-    rate = settings.get("control_freq") if isinstance(settings, Mapping) else None
-    if isinstance(rate, int | float) and rate > 0:
-        return float(rate), "control_freq of env_args"
-    return RATE_HZ, "robosuite's default; --rate overrides"
 
 
 def _splits(root: Node) -> dict[str, str]:

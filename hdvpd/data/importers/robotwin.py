@@ -18,22 +18,20 @@ OpenCV's own gives red and blue exchanged.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from hdvpd.array_typing import Float
-from hdvpd.data import pinhole
-from hdvpd.data.checks import check_finite
-from hdvpd.data.importers import base, conversions, images
+from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
+from hdvpd.data.importers.hdf5_camera import SAPIEN, Layout, hdf5_camera, sapien_view
 from hdvpd.errors import UserError
 
 RATE_HZ = 250 / 15
 """The simulator's rate over the default `save_freq`; the files hold no time stamps."""
 DEPTH_UNIT_M = 0.001
-MAX_DISAGREEMENT = 1e-3
 ARMS = ("left", "right")
 _NO_DEPTH = (
     "it has no depth, which RoboTwin records only with `depth: true` under data_type in "
@@ -49,7 +47,7 @@ class RoboTwinSource(base.AbstractSource):
     def episodes(self) -> tuple[base.SourceEpisode, ...]:
         """List episode<N>.hdf5 below the path, by folder and number."""
         files = [self.path] if self.path.is_file() else list(self.path.rglob("episode*.hdf5"))
-        files.sort(key=lambda file: (str(file.parent), base.number_in(file.stem)))
+        files.sort(key=lambda file: (str(file.parent), number_in(file.stem)))
         if not files:
             raise UserError(
                 f"{self.path} holds no episode*.hdf5; name the folder <task>/<config> that "
@@ -72,96 +70,38 @@ class RoboTwinSource(base.AbstractSource):
                 for name in root.names("observation")
                 if f"observation/{name}/rgb" in root
             }
-            cameras = base.select_cameras(place, available, self.options.cameras)
-            pictures = {
-                name: _Camera(root.group(f"observation/{name}"), name, self.options, len(positions))
-                for name in cameras
-            }
-            rate = self.options.rate_hz or RATE_HZ
+            choices, frames = Choices(place, self.options), len(positions)
+            names, warnings = choices.cameras(available)
+            rate, time = choices.rate(RATE_HZ, "save_freq 15 of a simulation at 250 Hz")
             yield base.Recording(
-                time_s=base.steady(rate, len(positions)),
-                views={name: camera.view for name, camera in pictures.items()},
-                joints=base.name_joints(self.options, place, joints),
+                time_s=np.arange(frames) / rate,
+                cameras={name: _camera(root, name, frames, choices) for name in names},
+                joints=choices.joints(joints),
                 joint_positions=positions,
                 joint_targets=targets,
                 positions_source="measured" if measured else "targets",
-                end_effectors=_end_effectors(root, len(positions)),
-                base_to_world=base.base_pose(self.options),
-                frames=base.side_by_side({n: c.read for n, c in pictures.items()}),
+                end_effectors=_end_effectors(root, frames),
+                base_to_world=choices.base_to_world(),
                 fields={
-                    **{name: camera.meaning for name, camera in pictures.items()},
-                    "joint_positions": "joint_state, measured" if measured else
-                    "joint_action: drive targets, because the file has no joint_state",
+                    "joint_positions": "joint_state, measured"
+                    if measured
+                    else "joint_action: drive targets, because the file has no joint_state",
                     "joint_targets": "joint_action of the following frame",
-                    "time": f"{rate:.4g} Hz, " + ("as given" if self.options.rate_hz else
-                    "save_freq 15 of a simulation at 250 Hz; --rate overrides"),
+                    "time": time,
                 },
-                warnings=base.left_out(available, cameras),
-            )  # fmt: skip
-
-
-class _Camera:
-    """One camera of one file."""
-
-    def __init__(self, group: Node, name: str, options: base.Options, frames: int) -> None:
-        self._group, self._name = group, name
-        group.check_shape("depth", (frames, None, None))
-        group.check_shape("rgb", (frames,))
-        height, width = group.shape("depth")[1:]
-        self._size = (height, width)
-        given = options.sidecar.cameras.get(name)
-        self._unit = options.depth_unit_m or (given and given.depth_unit_m) or DEPTH_UNIT_M
-        # As the standard decoders see it, see the top of this file.
-        self._channels: base.Channels = options.channels or "bgr"
-        self.view = base.view_of(options, group.place, name, self._size, self._calibration)
-        self.meaning = (
-            f"rgb from JPEG in the order {self._channels}, depth in units of {self._unit:g} m, "
-            + ("calibration as given" if given else "calibration from intrinsic_cv, extrinsic_cv")
-        )
-
-    def _calibration(self) -> base.View:
-        group, frames = self._group, self._group.shape("depth")[0]
-        world_to_camera = group.read("extrinsic_cv", (frames, None, 4))
-        if world_to_camera.shape[1] not in (3, 4):
-            group.check_shape("extrinsic_cv", (frames, 3, 4))
-        pose = pinhole.invert_pose(pinhole.homogeneous(world_to_camera))
-        check_opengl_pose(group, pose)
-        return base.View(self._size, group.read("intrinsic_cv", (frames, 3, 3)), pose)
-
-    def read(self, rows: Sequence[int]) -> Iterator[base.RgbdImage]:
-        """Read chosen frames."""
-        place, name = self._group.place, f"observation/{self._name}/rgb"
-        pairs = zip(self._group.rows("rgb", rows), self._group.rows("depth", rows), strict=True)
-        for row, (encoded, depth) in zip(rows, pairs, strict=True):
-            rgb = images.decode_rgb(_bytes(encoded), place, row, self._size, name)
-            yield base.RgbdImage(
-                images.in_rgb_order(rgb, self._channels),
-                conversions.metric_depth(depth, self._unit),
+                warnings=warnings,
             )
 
 
-def check_opengl_pose(camera: Node, camera_to_world: Float[np.ndarray, "f 4 4"]) -> None:
-    """Require that SAPIEN's two extrinsics, where both are recorded, are the same pose.
+def _camera(root: Node, name: str, frames: int, choices: Choices) -> base.Camera:
+    folder = f"observation/{name}"
+    # As the standard decoders see them, see the top of this file.
+    layout = Layout(f"{folder}/rgb", f"{folder}/depth", DEPTH_UNIT_M, "bgr", encoded=True)
 
-    Args:
-      camera: group that may hold `cam2world_gl`.
-      camera_to_world: from `extrinsic_cv`, OpenCV axes.
+    def recorded(size: tuple[int, int]) -> base.View:
+        return sapien_view(root.group(folder), frames, size)
 
-    Raises:
-      BadEpisodeError: they differ; the first frame is named.
-    """
-    if "cam2world_gl" not in camera:
-        return
-    recorded = camera.read("cam2world_gl", (len(camera_to_world), 4, 4))
-    check_finite(camera.place, "cam2world_gl", recorded)
-    difference = np.abs(recorded @ pinhole.AXES["opengl"] - camera_to_world).max(axis=(1, 2))
-    camera.place.require(
-        np.asarray(difference < MAX_DISAGREEMENT),
-        "cam2world_gl",
-        f"it differs from the inverse of extrinsic_cv by up to {difference.max():.3g}",
-        "One of the two is wrong (transposed, or of another camera): collect the data again, or "
-        "give the poses with --calibration.",
-    )
+    return hdf5_camera(root, name, frames, layout, choices, recorded, SAPIEN)
 
 
 def _joints(
@@ -205,12 +145,6 @@ def _end_effectors(root: Node, frames: int) -> tuple[base.EndEffector, ...]:
             pose = conversions.pose_from_quaternion(values, "wxyz")
             tools.append(base.EndEffector(f"{arm}_endpose", arm, pose))
     return tuple(tools)
-
-
-def _bytes(encoded: object) -> bytes:
-    return (
-        bytes(encoded) if isinstance(encoded, bytes | np.bytes_) else np.asarray(encoded).tobytes()
-    )
 
 
 def _task(file: Path) -> str:
