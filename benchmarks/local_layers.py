@@ -34,12 +34,12 @@ from timing import added_mib, fitted_exponent, interleaved, return_freed_memory,
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
-from hdvpd.attention.walks import Walks, exact_walks
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
 from hdvpd.geometry import z_order
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.walks import Walks, exact_walks
 from hdvpd.system import keep_freed_memory
 
 _MODULATION = np.exp(-0.01 * np.arange(4)).astype(np.float32)
@@ -115,7 +115,7 @@ def walks_on(positions: jax.Array, kernels: Kernels) -> Walks:
     def build(positions: jax.Array) -> Walks:
         found = knn(positions, positions, 3, exclude_self=True)
         mask = jnp.ones(positions.shape[:1], bool)
-        return exact_walks(neighbor_graph(found, mask), len(_MODULATION) - 1, kernels)
+        return exact_walks(neighbor_graph(found, mask, kernels), len(_MODULATION) - 1)
 
     return build(positions)
 
@@ -132,15 +132,13 @@ def attention_parts(config: ModelConfig, positions: jax.Array, max_gib: float) -
     if 2 * 40 * 2 * num_bytes(query) <= max_gib * 2**30:
         forms.append("xla")
 
-    def grf(kernels: Kernels, inputs: Any, walks: Walks) -> jax.Array:
+    def grf(inputs: Any, walks: Walks) -> jax.Array:
         query, key, value, modulation = inputs
-        return jnp.asarray(walk_attention(query, key, value, modulation, walks, kernels))
+        return jnp.asarray(walk_attention(query, key, value, modulation, walks))
 
     parts = {
         f"grf attention, {kernels}": Part(
-            functools.partial(grf, kernels),
-            (query, key, value, modulation),
-            walks_on(positions, kernels),
+            grf, (query, key, value, modulation), walks_on(positions, kernels)
         )
         for kernels in forms
     }

@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.attention.graphs import neighbor_graph
-from hdvpd.attention.walks import exact_walks
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.experiments import load_config
 from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.walks import exact_walks
 from hdvpd.model import Model
 from hdvpd.types import Batch
 

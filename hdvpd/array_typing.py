@@ -45,9 +45,9 @@ def is_known(tree: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def static() -> Any:
+def static(*, default: Any = dataclasses.MISSING) -> Any:
     """Declare a field of a `pytree` that is part of its structure: hashable, never traced."""
-    return dataclasses.field(metadata={"static": True})
+    return dataclasses.field(default=default, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))

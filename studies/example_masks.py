@@ -4,6 +4,7 @@ Sizes are numbers of tokens, powers of two for hypercubes. Nodes of irregular gr
 Z order, as the particles of the encoder are: neighbours are near each other in memory.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from hdvpd.array_typing import Float, Int
-from hdvpd.attention.graphs import Graph, edge_graph, transition_graph
+from hdvpd.attention.graphs import edge_graph, transition_graph
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask
 from hdvpd.attention.masks.diffusion import diffusion_mask
@@ -26,10 +27,12 @@ from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask, distance_table
 from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
-from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.power_series import exponential
-from hdvpd.attention.walks import Walks, exact_walks, merged, sample_walks
+from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.geometry import z_order
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks, exact_walks, merged
 
 Edges = Int[np.ndarray, "edges 2"]
 Points = Float[np.ndarray, "t 2"]
@@ -93,7 +96,7 @@ def _grid(rows: int, columns: int) -> tuple[Edges, Points]:
     return np.concatenate([along, down]), np.stack([column, -row], axis=1).astype(float)
 
 
-def _streets(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, Points]:
+def _streets(num_tokens: int, rng: np.random.Generator) -> tuple[SparseRows, Edges, Points]:
     """Return street crossings, a grid without a fifth of its edges; W_ij = 1 / sqrt(d_i d_j)."""
     edges, points = _grid(*grid_shape(num_tokens))
     edges = edges[rng.random(len(edges)) < 0.8]
@@ -104,7 +107,7 @@ def _streets(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, P
     return edge_graph(num_tokens, sources, targets, weights), edges, points
 
 
-def _neighbors(num_tokens: int, rng: np.random.Generator) -> tuple[Graph, Edges, Points]:
+def _neighbors(num_tokens: int, rng: np.random.Generator) -> tuple[SparseRows, Edges, Points]:
     """Return points on a plane, from each an edge of weight 1/3 to its three nearest."""
     edges, points = _grid(*grid_shape(num_tokens))
     _, points = _in_z_order(edges, points + rng.uniform(-0.6, 0.6, points.shape))
@@ -235,7 +238,7 @@ def _hypercube(num_tokens: int, rng: np.random.Generator) -> Example:
 
 def _diffusion(num_tokens: int, rng: np.random.Generator) -> Example:
     graph, edges, points = _streets(num_tokens, rng)
-    ones = Graph(graph.neighbors, np.sign(graph.weights), graph.degrees)
+    ones = dataclasses.replace(graph, values=np.sign(graph.values))
     return Example(diffusion_mask(ones, 2.0), edges, points)
 
 
@@ -245,7 +248,7 @@ def _power_series(num_tokens: int, rng: np.random.Generator) -> Example:
     return Example(PowerSeriesMask(graph, coefficients), edges, points)
 
 
-def sampled_walks(graph: Graph, rng: np.random.Generator) -> Walks:
+def sampled_walks(graph: SparseRows, rng: np.random.Generator) -> Walks:
     """Return walks as in Fig. 3 of arXiv 2410.03462: 4 walkers a token, p = 0.5, here 9 terms."""
     key = jax.random.key(int(rng.integers(1 << 31)))
     return jax.jit(lambda key: sample_walks(graph, 4, 8, key, halting=0.5))(key)
@@ -266,7 +269,8 @@ def neighbor_walks(num_tokens: int, rng: np.random.Generator) -> tuple[Walks, Ed
 
 def _one_sided_walks(num_tokens: int, rng: np.random.Generator) -> Example:
     walks, *drawing = neighbor_walks(num_tokens, rng)
-    return Example(walk_rows(walks, np.exp(-0.5 * np.arange(4, dtype=np.float32))), *drawing)
+    rows = walk_rows(walks, np.exp(-0.5 * np.arange(4, dtype=np.float32)))
+    return Example(SparseMask(rows), *drawing)
 
 
 def _visits(num_tokens: int, rng: np.random.Generator) -> Example:

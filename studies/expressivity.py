@@ -29,9 +29,10 @@ from matplotlib.figure import Figure
 
 from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.dense import linear_attention, masked_linear_attention
-from hdvpd.attention.graphs import Graph, matrix_graph, symmetric_weights
+from hdvpd.attention.graphs import matrix_graph, symmetric_weights
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.power_series import power_series
+from hdvpd.kernels.sparse_rows import SparseRows
 from studies.grf_measurements import disjoint_copies, sampled_walks
 from studies.outputs import (
     Row,
@@ -190,7 +191,7 @@ def exact_rows(num_hops: int) -> list[Row]:
 
 @functools.partial(jax.jit, static_argnames=("num_runs", "num_walkers", "num_hops", "halting"))
 def sampled_return_weights(
-    graph: Graph,
+    graph: SparseRows,
     key: PRNGKey,
     *,
     num_runs: int,
@@ -199,7 +200,7 @@ def sampled_return_weights(
     halting: float,
 ) -> Float[JaxArray, "s t"]:
     """Return independent draws of every node's return weight under GRF-masked attention."""
-    num_nodes = graph.neighbors.shape[0]
+    num_nodes = graph.num_rows
     walks = sampled_walks(
         disjoint_copies(graph, num_runs),
         key,
@@ -210,7 +211,7 @@ def sampled_return_weights(
     )
     marks = jnp.tile(jnp.eye(num_nodes), (num_runs, 1))
     ones = jnp.ones((len(marks), 1))
-    out = walk_attention(ones, ones, marks, modulation(num_hops), walks, kernels="xla")
+    out = walk_attention(ones, ones, marks, modulation(num_hops), walks)
     return jnp.einsum("stt->st", out.reshape(num_runs, num_nodes, num_nodes))
 
 

@@ -5,6 +5,7 @@ difference is due to truncation. Kernels are estimated as Phi^ Phi^T with one wa
 included, unless a row says otherwise.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.couplings import Coupling
 from hdvpd.attention.dense import softmax_attention
 from hdvpd.attention.graphs import (
-    Graph,
     edge_graph,
     graph_matrix,
     matrix_graph,
@@ -29,7 +29,9 @@ from hdvpd.attention.graphs import (
 from hdvpd.attention.grf import symmetric_walk_attention
 from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.power_series import exponential, power_series
-from hdvpd.attention.walks import Walks, merged, sample_walks
+from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks, merged
 from studies.costs import fastest
 from studies.outputs import Row
 
@@ -73,7 +75,7 @@ def benchmark_graphs(seed: int) -> dict[str, Matrix]:
     }
 
 
-def surface_graph(num_points: int, num_neighbors: int, seed: int) -> Graph:
+def surface_graph(num_points: int, num_neighbors: int, seed: int) -> SparseRows:
     """Return the directed graph of nearest neighbours of points on a square, weights 1/k."""
     points = np.random.default_rng(seed).random((num_points, 2))
     found = np.asarray(KDTree(points).query(points, num_neighbors + 1)[1])[:, 1:]
@@ -81,14 +83,15 @@ def surface_graph(num_points: int, num_neighbors: int, seed: int) -> Graph:
     return edge_graph(num_points, sources, found.ravel(), np.full(found.size, 1 / num_neighbors))
 
 
-def disjoint_copies(graph: Graph, number: int) -> Graph:
+def disjoint_copies(graph: SparseRows, number: int) -> SparseRows:
     """Return several copies of a graph side by side."""
-    num_nodes = graph.neighbors.shape[0]
+    num_nodes = graph.num_rows
     offsets = num_nodes * np.repeat(np.arange(number, dtype=np.int32), num_nodes)
-    return Graph(
-        neighbors=jnp.tile(graph.neighbors, (number, 1)) + offsets[:, None],
-        weights=jnp.tile(graph.weights, (number, 1)),
-        degrees=jnp.tile(graph.degrees, number),
+    return SparseRows(
+        columns=jnp.tile(graph.columns, (number, 1)) + offsets[:, None],
+        values=jnp.tile(graph.values, (number, 1)),
+        num_entries=jnp.tile(graph.num_entries, number),
+        kernels=graph.kernels,
     )
 
 
@@ -97,7 +100,7 @@ def disjoint_copies(graph: Graph, number: int) -> Graph:
 
 @functools.partial(jax.jit, static_argnames=("num_walkers", "num_hops", "halting", "coupling"))
 def sampled_walks(
-    graph: Graph,
+    graph: SparseRows,
     key: PRNGKey,
     *,
     num_walkers: int,
@@ -106,16 +109,15 @@ def sampled_walks(
     coupling: Coupling,
 ) -> Walks:
     """Return walks in their listed form."""
-    return sample_walks(
-        graph, num_walkers, num_hops, key, halting=halting, coupling=coupling, kernels="xla"
-    )
+    listed = dataclasses.replace(graph, kernels="xla")
+    return sample_walks(listed, num_walkers, num_hops, key, halting=halting, coupling=coupling)
 
 
 @functools.partial(
     jax.jit, static_argnames=("num_runs", "num_walkers", "num_hops", "halting", "coupling")
 )
 def sampled_features(
-    graph: Graph,
+    graph: SparseRows,
     modulation: Float[Array, "l"],
     key: PRNGKey,
     num_runs: int,
@@ -126,15 +128,14 @@ def sampled_features(
     coupling: Coupling,
 ) -> Float[JaxArray, "s t t"]:
     """Return independent estimates of Phi, all walked at once on copies of the graph."""
-    num_nodes = graph.neighbors.shape[0]
-    walks = sample_walks(
+    num_nodes = graph.num_rows
+    walks = sampled_walks(
         disjoint_copies(graph, num_runs),
-        num_walkers,
-        num_hops,
         key,
+        num_walkers=num_walkers,
+        num_hops=num_hops,
         halting=halting,
         coupling=coupling,
-        kernels="xla",
     )
     features = walks.loads @ jnp.asarray(modulation, jnp.float32)
     rows = jnp.arange(num_runs * num_nodes)[:, None]
@@ -222,12 +223,9 @@ def exactness(seed: int) -> list[Row]:
     directed = surface_graph(200, 3, seed)
     adjacency = graph_matrix(directed) > 0
     symmetric = matrix_graph(symmetric_weights((adjacency | adjacency.T).astype(np.float64)))
-    unequal = Graph(
-        neighbors=directed.neighbors,
-        weights=np.random.default_rng(seed).random((200, 3)).astype(np.float32),
-        degrees=directed.degrees,
-    )
-    cases: tuple[tuple[str, Graph, Coupling, int], ...] = (
+    weights = np.random.default_rng(seed).random((200, 3)).astype(np.float32)
+    unequal = dataclasses.replace(directed, values=weights)
+    cases: tuple[tuple[str, SparseRows, Coupling, int], ...] = (
         ("directed", directed, "repelling", 27),
         ("directed", directed, "repelling", 54),
         ("directed", directed, "repelling", 26),
@@ -250,7 +248,7 @@ def exactness(seed: int) -> list[Row]:
         )
         truth = power_series(graph_matrix(graph), np.ones(4))
         errors = np.sqrt(relative_error(features, truth))
-        degrees = np.asarray(graph.degrees)
+        degrees = np.asarray(graph.num_entries)
         rows.append(
             {
                 "graph": name,
@@ -285,7 +283,7 @@ def coupling_errors(
         for matrix in weights.values()
     ]
     counting = [transition_graph(graph, 0.5) for graph in padded]
-    estimators: list[tuple[str, list[Graph], Coupling]] = [
+    estimators: list[tuple[str, list[SparseRows], Coupling]] = [
         (coupling, padded, coupling) for coupling in couplings
     ]
     estimators.append((AD_HOC, counting, "iid"))

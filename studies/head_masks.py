@@ -6,6 +6,7 @@ softplus (`AbstractMaskFamily.positive`).
 """
 
 import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,14 +18,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
-from hdvpd.attention.graphs import Graph, matrix_graph, symmetric_weights, transition_graph
+from hdvpd.attention.graphs import matrix_graph, symmetric_weights, transition_graph
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.compose import ClassTokenMask
 from hdvpd.attention.masks.low_rank import LowRankMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
-from hdvpd.attention.walks import Walks, sample_walks
+from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks
 from studies.grf_measurements import grid
 
 _DECAY = 0.01
@@ -122,11 +125,10 @@ class Walked(Series):
         if not self.importance:
             graph = transition_graph(graph, self.halting)
         walks = _draw_walks(graph, key, self.num_walkers, self.num_hops, self.halting)
-        most = min(walks.nodes.shape[1], graph.num_nodes)
-        nothing = jnp.zeros((0,), jnp.int32)
-        return Walks(
-            walks.nodes[:, :most], walks.loads[:, :most], walks.num_entries, nothing, nothing
-        )
+        most = min(walks.nodes.shape[1], graph.num_rows)
+        # The order of the entries, which numbers them row by row, does not outlive the cut.
+        nodes, loads = walks.nodes[:, :most], walks.loads[:, :most]
+        return dataclasses.replace(walks, nodes=nodes, loads=loads, incoming=None)
 
     def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> WalkMask:
         """Return Phi Phi^T of the head's walks."""
@@ -175,7 +177,7 @@ class HeadMasks(nnx.Module):
 
 
 @functools.cache
-def grid_graph(cells: tuple[int, int]) -> Graph:
+def grid_graph(cells: tuple[int, int]) -> SparseRows:
     """Return the graph of a grid in row-major order, W_ij = A_ij / sqrt(d_i d_j)."""
     return matrix_graph(symmetric_weights(grid(*cells)))
 
@@ -187,6 +189,6 @@ def inverse_softplus(positive: Float[Array, "..."] | float) -> Float[JaxArray, "
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _draw_walks(
-    graph: Graph, key: PRNGKey, num_walkers: int, num_hops: int, halting: float
+    graph: SparseRows, key: PRNGKey, num_walkers: int, num_hops: int, halting: float
 ) -> Walks:
     return sample_walks(graph, num_walkers, num_hops, key, halting=halting)

@@ -38,7 +38,7 @@ from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.forests import edge_forest
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask
 from hdvpd.attention.masks.trees import ExponentialForestMask
-from hdvpd.attention.masks.walks import walk_rows
+from hdvpd.attention.masks.walks import SparseMask, walk_rows
 from hdvpd.system import keep_freed_memory
 from studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_bytes
 from studies.example_masks import KINDS, neighbor_walks, tree_example
@@ -257,7 +257,7 @@ def _no_operand(num_tokens: int, rng: np.random.Generator) -> tuple[AbstractMask
 def _along_walks(num_tokens: int, rng: np.random.Generator) -> tuple[AbstractMask, Any]:
     walks = neighbor_walks(num_tokens, rng)[0]
     modulation = np.exp(-0.5 * np.arange(4, dtype=np.float32))
-    return walk_rows(walks, modulation), (modulation, walks)
+    return SparseMask(walk_rows(walks, modulation)), (modulation, walks)
 
 
 def _exponential_path(num_tokens: int, rng: np.random.Generator) -> tuple[AbstractMask, Any]:

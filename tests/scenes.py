@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.attention.graphs import Graph
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.model import Model
 from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
@@ -214,14 +215,11 @@ def apply(graphdef: nnx.GraphDef, params: dict) -> Any:
     return nnx.merge(graphdef, nnx.State(params))
 
 
-def list_graph(neighbors: np.ndarray) -> Graph:
+def list_graph(neighbors: np.ndarray, kernels: Kernels = "auto") -> SparseRows:
     """Return the graph of neighbour lists of one length, with weights 1/k."""
     tokens, k = neighbors.shape
-    return Graph(
-        neighbors=neighbors,
-        weights=np.full((tokens, k), 1 / k, np.float32),
-        degrees=np.full(tokens, k, np.int32),
-    )
+    weights, degrees = np.full((tokens, k), 1 / k, np.float32), np.full(tokens, k, np.int32)
+    return SparseRows(neighbors, weights, degrees, kernels)
 
 
 def with_last_layer(params: dict, layer: dict | None = None) -> dict:

@@ -12,7 +12,7 @@ from flax import nnx
 from hdvpd.attention.dense import masked_softmax_attention
 from hdvpd.attention.graphs import matrix_graph, transition_graph
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
-from hdvpd.attention.walks import exact_walks
+from hdvpd.kernels.walks import exact_walks
 from studies.fitting import AbstractLearner, Score, fit
 from studies.gkat import Gkat, GkatLayer, GkatLearner, kernel_matrices
 from studies.graph_tasks import GraphSet

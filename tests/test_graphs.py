@@ -20,11 +20,11 @@ def test_matrix_to_lists_and_back():
     matrix = rng.normal(size=(9, 9)) * (rng.random((9, 9)) < 0.3)
     matrix[4] = 0
     graph = matrix_graph(matrix)
-    np.testing.assert_array_equal(graph.degrees, (matrix != 0).sum(1))
+    np.testing.assert_array_equal(graph.num_entries, (matrix != 0).sum(1))
     np.testing.assert_allclose(graph_matrix(graph), matrix, rtol=1e-6)
-    assert graph.neighbors.shape == (9, (matrix != 0).sum(1).max())
-    unused = np.arange(graph.neighbors.shape[1])[None] >= graph.degrees[:, None]
-    assert (graph.weights[unused] == 0).all()
+    assert graph.columns.shape == (9, (matrix != 0).sum(1).max())
+    unused = np.arange(graph.columns.shape[1])[None] >= graph.num_entries[:, None]
+    assert (graph.values[unused] == 0).all()
     np.testing.assert_array_equal(graph_matrix(matrix_graph(matrix, width=9)), graph_matrix(graph))
 
 
@@ -32,16 +32,16 @@ def test_edges_keep_their_order_and_may_repeat():
     graph = edge_graph(
         3, np.array([2, 0, 2, 2]), np.array([1, 0, 0, 1]), np.array([0.5, 2.0, 0.25, 1.0])
     )
-    np.testing.assert_array_equal(graph.degrees, [1, 0, 3])
-    np.testing.assert_array_equal(graph.neighbors[2], [1, 0, 1])
-    np.testing.assert_array_equal(graph.weights[2], [0.5, 0.25, 1.0])
+    np.testing.assert_array_equal(graph.num_entries, [1, 0, 3])
+    np.testing.assert_array_equal(graph.columns[2], [1, 0, 1])
+    np.testing.assert_array_equal(graph.values[2], [0.5, 0.25, 1.0])
     np.testing.assert_array_equal(graph_matrix(graph), [[2, 0, 0], [0, 0, 0], [0.25, 1.5, 0]])
 
 
 def test_a_graph_may_have_no_edge_at_all():
     graph = matrix_graph(np.zeros((2, 2)))
-    np.testing.assert_array_equal(graph.degrees, [0, 0])
-    assert graph.neighbors.shape == (2, 1)
+    np.testing.assert_array_equal(graph.num_entries, [0, 0])
+    assert graph.columns.shape == (2, 1)
 
 
 def test_symmetric_weights_have_their_spectrum_within_one():

@@ -27,7 +27,6 @@ LONG_FILES = {
     "hdvpd.config",
 }
 LONG_FUNCTIONS = {
-    "hdvpd.attention.walks.sample_walks",
     "hdvpd.evaluation.rollouts.evaluate_window",
 }
 

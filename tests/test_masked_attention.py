@@ -19,8 +19,8 @@ from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.toeplitz import ToeplitzMask
 from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
-from hdvpd.attention.masks.walks import WalkMask, walk_rows
-from hdvpd.attention.walks import exact_walks
+from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
+from hdvpd.kernels.walks import exact_walks
 from studies.example_masks import KINDS
 
 
@@ -72,13 +72,13 @@ def test_half_precision_inputs_are_summed_in_float32(name):
 
 
 ALONE = edge_forest(1, np.zeros((0, 2), int))
-LONELY, LOOP = (matrix_graph(np.full((1, 1), weight)) for weight in (0.0, 0.5))
+LONELY, LOOP = (matrix_graph(np.full((1, 1), weight), kernels="xla") for weight in (0.0, 0.5))
 TWO, LOG_TWO = np.float32([2.0]), float(np.log(2.0))
 GRID = ToeplitzMask(TWO[:, None, None])
 
 
 def loop_rows():
-    return walk_rows(exact_walks(LOOP, 1, "xla"), np.float32([1.0, 2.0]))
+    return walk_rows(exact_walks(LOOP, 1), np.float32([1.0, 2.0]))
 
 
 # Masks over one token, and their only entry.
@@ -96,9 +96,9 @@ ONE_TOKEN = {
     "walk": (lambda: diffusion_mask(LOOP, 0.7), 1),
     "adjacency": (lambda: diffusion_mask(LOOP, 2 * LOG_TWO, "adjacency"), 2),
     "power series": (lambda: PowerSeriesMask(LOOP, np.float32([1.0, 2.0])), 2),
-    "one-sided walks": (loop_rows, 2),
+    "one-sided walks": (lambda: SparseMask(loop_rows()), 2),
     "walks": (lambda: WalkMask(loop_rows(), loop_rows()), 4),
-    "RWGNK": (lambda: rwgnk_mask(exact_walks(transition_graph(LONELY), 2, "xla"), 0.5), 1),
+    "RWGNK": (lambda: rwgnk_mask(exact_walks(transition_graph(LONELY), 2), 0.5), 1),
     "sum": (lambda: GRID + GRID, 4),
     "scaled": (lambda: ScaledMask(TWO, GRID, TWO), 8),
     "Kronecker": (lambda: KroneckerMask(GRID, GRID), 4),

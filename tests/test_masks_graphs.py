@@ -1,5 +1,6 @@
 """Masks of graphs: power series, diffusion, walks, random-walk graph-node kernels."""
 
+import dataclasses
 import functools
 
 import jax
@@ -30,9 +31,10 @@ from hdvpd.attention.masks.diffusion import (
 )
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
 from hdvpd.attention.masks.series import PowerSeriesMask
-from hdvpd.attention.masks.walks import WalkMask, walk_rows
-from hdvpd.attention.walks import exact_walks, sample_walks
+from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
+from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.errors import UserError
+from hdvpd.kernels.walks import exact_walks
 from studies import grf_measurements as measure
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
@@ -70,13 +72,11 @@ def test_products_with_a_graph_are_those_with_its_matrix():
 
 
 def test_transitions_are_uniform_over_edges_and_make_every_load_one():
-    graph = directed_graph()
+    graph = dataclasses.replace(directed_graph(), kernels="xla")
     matrix = graph_matrix(transition_graph(graph))
     np.testing.assert_allclose(matrix.sum(1), [0, 1, 1, 1, 1], atol=1e-7)
     np.testing.assert_allclose(matrix[1], [0, 1 / 3, 2 / 3, 0, 0], atol=1e-7)
-    walks = sample_walks(
-        transition_graph(graph, 0.4), 8, 3, jax.random.key(0), halting=0.4, kernels="xla"
-    )
+    walks = sample_walks(transition_graph(graph, 0.4), 8, 3, jax.random.key(0), halting=0.4)
     loads = np.asarray(walks.loads) * 8
     assert np.isin(loads[:, 1:].round(5), [0, 1]).all()
 
@@ -98,7 +98,7 @@ def test_power_series_is_the_series_of_dense_products(directed):
 @pytest.mark.parametrize(("graph", "num_terms"), [(LONELY, 1), (EDGELESS, 2)])
 def test_power_series_of_graphs_without_edges(graph, num_terms):
     mask = PowerSeriesMask(graph, np.float32([2.0, 1.0])[:num_terms])
-    check_mask(mask, 2 * np.eye(graph.num_nodes))
+    check_mask(mask, 2 * np.eye(graph.num_rows))
 
 
 def test_power_series_differentiates_in_its_coefficients():
@@ -241,7 +241,7 @@ def test_rows_below_the_products_errors_attend_to_nothing_and_say_so(caplog):
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_without_edges_nothing_diffuses(generator):
     for graph in (LONELY, EDGELESS):
-        identity = np.eye(graph.num_nodes, dtype=np.float32)
+        identity = np.eye(graph.num_rows, dtype=np.float32)
         mask = diffusion_mask(graph, 2.0, generator)
         np.testing.assert_allclose(mask @ identity, identity, atol=2e-6)
         np.testing.assert_allclose(mask.dense(), identity, atol=2e-6)
@@ -322,8 +322,8 @@ def test_what_must_be_known_before_tracing_is_said():
 
 @functools.cache
 def walk_sets():
-    graph = matrix_graph(symmetric_weights(weighted_adjacency()))
-    build = jax.jit(lambda key: sample_walks(graph, 3, 2, key, halting=0.2, kernels="xla"))
+    graph = matrix_graph(symmetric_weights(weighted_adjacency()), kernels="xla")
+    build = jax.jit(lambda key: sample_walks(graph, 3, 2, key, halting=0.2))
     return tuple(build(key) for key in jax.random.split(jax.random.key(0)))
 
 
@@ -339,7 +339,7 @@ def test_walk_masks_are_products_of_their_features():
     one, two = walk_sets()
     left, right = (walk_rows(walks, MODULATION) for walks in (one, two))
     phi, psi = (features(walks, MODULATION) for walks in (one, two))
-    for mask, oracle in ((left, phi), (WalkMask(left, left), phi @ phi.T),
+    for mask, oracle in ((SparseMask(left), phi), (WalkMask(left, left), phi @ phi.T),
                          (WalkMask(left, right), phi @ psi.T)):  # fmt: skip
         check_mask(mask, oracle)
 
@@ -348,7 +348,7 @@ def test_walk_masks_are_products_of_their_features():
 def test_features_of_two_modulations_have_their_convolution_as_mask(directed):
     # Phi_1 Phi_2^T with f_1 * f_2 = alpha; keys without walks, f_2 = (1, 0, 0), need no symmetry.
     graph = directed_graph() if directed else matrix_graph(symmetric_weights(weighted_adjacency()))
-    walks = exact_walks(graph, 2, "host")
+    walks = exact_walks(graph, 2)
     one, two = MODULATION, np.float32([1, 0, 0] if directed else [0.8, 0.5, 0.3])
     matrix = graph_matrix(graph)
     alpha = np.convolve(np.float64(one), np.float64(two))
@@ -424,7 +424,7 @@ def test_rwgnk_lies_within_the_papers_bounds():
 def test_rwgnk_features_of_sampled_walks_are_unbiased():
     adjacency = irregular_adjacency()
     halting, decay, num_runs, num_hops = 0.3, 0.6, 2000, 12
-    graph = transition_graph(matrix_graph(adjacency), halting)
+    graph = transition_graph(matrix_graph(adjacency, kernels="xla"), halting)
     samples = measure.sampled_features(
         graph, decay ** np.arange(num_hops + 1), jax.random.key(3), num_runs,
         num_walkers=3, num_hops=num_hops, halting=halting, coupling="iid",
@@ -433,14 +433,14 @@ def test_rwgnk_features_of_sampled_walks_are_unbiased():
     truth = np.linalg.inv(np.eye(7) - (1 - halting) * decay * matrix)
     assert np.abs(measure.standard_scores(samples, truth)).max() < 4
     # The same walks by the mask's own rows.
-    walks = sample_walks(graph, 3, num_hops, jax.random.key(3), halting=halting, kernels="xla")
+    walks = sample_walks(graph, 3, num_hops, jax.random.key(3), halting=halting)
     rows = rwgnk_rows(walks, jnp.float32(decay), 0.0).dense()
     np.testing.assert_allclose(rows, features(walks, decay ** np.arange(num_hops + 1)), atol=1e-6)
 
 
 @pytest.mark.parametrize("norm_power", [0.0, 1.0])
 def test_rwgnk_differentiates_in_its_decay(norm_power):
-    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2, "host")
+    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2)
     x = np.random.default_rng(0).normal(size=(7, 2))
     check_gradient(
         lambda decay: ((rwgnk_mask(walks, decay, norm_power) @ x) ** 2).sum(), 0.6, eps=1e-3
@@ -448,9 +448,9 @@ def test_rwgnk_differentiates_in_its_decay(norm_power):
 
 
 def test_rwgnk_at_its_edges():
-    walks = exact_walks(transition_graph(EDGELESS), 2, "host")
+    walks = exact_walks(transition_graph(EDGELESS), 2)
     np.testing.assert_array_equal(rwgnk_mask(walks, jnp.float32(0.5)).dense(), np.eye(3))
-    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2, "host")
+    walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2)
     np.testing.assert_array_equal(rwgnk_mask(walks, jnp.float32(0)).dense(), np.eye(7))
     slope = jax.grad(lambda decay: rwgnk_mask(walks, decay).dense().sum())(0.0)
     assert np.isfinite(slope)
@@ -467,12 +467,12 @@ def parts_masks():
     """Return every mask of a graph of two parts, three and four nodes."""
     adjacency = scipy.linalg.block_diag(measure.grid(1, 3), measure.grid(2, 2))
     graph, weights = matrix_graph(adjacency), matrix_graph(symmetric_weights(adjacency))
-    rows = walk_rows(sample_walks(weights, 3, 2, jax.random.key(0), kernels="xla"), MODULATION)
-    visits = exact_walks(transition_graph(graph), 3, "host")
+    rows = walk_rows(sample_walks(weights, 3, 2, jax.random.key(0)), MODULATION)
+    visits = exact_walks(transition_graph(graph), 3)
     return {
         **{generator: diffusion_mask(graph, 0.9, generator) for generator in GENERATORS},
         "power series": PowerSeriesMask(weights, MODULATION),
-        "one-sided walks": rows,
+        "one-sided walks": SparseMask(rows),
         "walks": WalkMask(rows, rows),
         "RWGNK": rwgnk_mask(visits, jnp.float32(0.6)),
     }

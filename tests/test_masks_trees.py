@@ -64,17 +64,16 @@ def test_exponential(rate):
     check_mask(mask, exponential(distances(num_tokens, edges, lengths), rate, 0.4))
 
 
-@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("kernels", ["host", "xla"])
 @pytest.mark.parametrize("columns", [1, 19])
-def test_exponential_with_and_without_host_code(monkeypatch, on_host, columns):
-    monkeypatch.setattr(trees, "use_host_kernels", lambda _: on_host)
+def test_exponential_with_and_without_host_code(kernels, columns):
     num_tokens, edges, lengths = several_trees()
-    forest = edge_forest(num_tokens, edges, lengths)
+    forest = edge_forest(num_tokens, edges, lengths, kernels=kernels)
     x, out_bar = np.random.default_rng(2).normal(size=(2, num_tokens, columns)).astype(np.float32)
     expected = exponential(distances(num_tokens, edges, lengths), -0.7, 0.0)
 
-    def product(rate, x):  # not the compiled one, which keeps the first form it was traced with
-        return trees._multiply(forest, rate * forest.spans, x)
+    def product(rate, x):
+        return ExponentialForestMask(forest, rate, 0.0) @ x
 
     got, pull = jax.vjp(product, jnp.float32(-0.7), x)
     rate_bar, x_bar = pull(out_bar)

@@ -12,13 +12,13 @@ import references
 import scenes
 import scipy.stats
 
-from hdvpd.attention import walks
 from hdvpd.attention.couplings import antithetic_draws, repelling_slots
 from hdvpd.attention.dense import feature_matrix
 from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from hdvpd.attention.power_series import power_series
-from hdvpd.attention.walks import Walkers, move, sample_walks
+from hdvpd.attention.sampled_walks import Walkers, move, sample_walks
 from hdvpd.errors import UserError
+from hdvpd.kernels.walks import collect_walks
 from studies import grf_measurements as measure
 
 ONES = np.ones(4, np.float32)
@@ -30,9 +30,8 @@ def fixed_key():
 
 @functools.partial(jax.jit, static_argnames=("num_walkers", "num_hops", "halting", "coupling"))
 def sample(graph, key, num_walkers, *, num_hops=3, halting=0.0, coupling="repelling"):
-    return sample_walks(
-        graph, num_walkers, num_hops, key, halting=halting, coupling=coupling, kernels="xla"
-    )
+    listed = dataclasses.replace(graph, kernels="xla")
+    return sample_walks(listed, num_walkers, num_hops, key, halting=halting, coupling=coupling)
 
 
 def surface_graph(num_tokens=40, seed=1, k=3):
@@ -88,8 +87,8 @@ def check_public_loads(weighting, dtype, rtol):
     unequal = adjacency * (1 + (7 * source + 3 * target) % 5) / 10
     matrix = (symmetric_weights(adjacency), unequal)[weighting]
     graph = matrix_graph(matrix)
-    weights = np.take_along_axis(matrix, graph.neighbors, axis=1).astype(dtype)
-    graph = jax.tree.map(jnp.asarray, dataclasses.replace(graph, weights=weights))
+    weights = np.take_along_axis(matrix, graph.columns, axis=1).astype(dtype)
+    graph = jax.tree.map(jnp.asarray, dataclasses.replace(graph, values=weights))
     paths = np.array(list(PUBLIC_LOADS))
     walkers = Walkers(
         nodes=jnp.asarray(paths[:, 0], jnp.int32),
@@ -99,7 +98,7 @@ def check_public_loads(weighting, dtype, rtol):
     loads = [walkers.loads]
     one_hop = jax.jit(move, static_argnums=4)
     for here, there in itertools.pairwise(paths.T):
-        slots = np.argmax(np.asarray(graph.neighbors)[here] == there[:, None], axis=1)
+        slots = np.argmax(np.asarray(graph.columns)[here] == there[:, None], axis=1)
         walkers = one_hop(graph, walkers, jnp.asarray(slots), walkers.alive, 0.3)
         np.testing.assert_array_equal(walkers.nodes, there)
         loads.append(walkers.loads)
@@ -215,8 +214,8 @@ def test_other_numbers_of_walkers_are_not_exact(num_walkers):
 
 def test_exactness_needs_equal_weights_and_equal_degrees():
     graph = surface_graph()
-    weights = np.random.default_rng(0).random(graph.weights.shape).astype(np.float32)
-    unequal = dataclasses.replace(graph, weights=weights)
+    weights = np.random.default_rng(0).random(graph.values.shape).astype(np.float32)
+    unequal = dataclasses.replace(graph, values=weights)
     adjacency = graph_matrix(graph) > 0
     symmetric = matrix_graph(symmetric_weights(np.float64(adjacency | adjacency.T)))
     assert 5e-3 < relative_error(sample(unequal, fixed_key(), 27), unequal) < 2e-1
@@ -303,7 +302,7 @@ def test_fewer_walkers_than_neighbours_take_different_ones():
 def test_merged_rows_are_the_listed_ones_and_their_transpose_is_complete():
     listed = sample(odd_graph(), fixed_key(), 6, halting=0.2)
     hops = np.repeat(np.arange(4), [1, 6, 6, 6])
-    merged = walks._merge(listed.nodes, listed.loads.sum(-1), hops, 3)
+    merged = collect_walks(listed.nodes, listed.loads.sum(-1), hops, "host")
     merged = jax.tree.map(np.asarray, merged)
     for hop in range(4):
         one_hot = np.float32(np.arange(4) == hop)
@@ -314,19 +313,19 @@ def test_merged_rows_are_the_listed_ones_and_their_transpose_is_complete():
     assert merged.num_entries.tolist()[0] == 1
     for row, count in zip(merged.nodes, merged.num_entries, strict=True):
         assert len(set(row[:count].tolist())) == count
+    entries, offsets = merged.incoming.entries, merged.incoming.offsets
     for node in range(5):
-        slots = merged.incoming[merged.incoming_offsets[node] : merged.incoming_offsets[node + 1]]
+        slots = entries[offsets[node] : offsets[node + 1]]
         np.testing.assert_array_equal(
             slots, np.flatnonzero(used.ravel() & (merged.nodes.ravel() == node))
         )
 
 
 def test_vmap_and_chunks_change_nothing(monkeypatch):
-    graph = surface_graph(10)
-    build = functools.partial(sample_walks, graph, 4, 2, halting=0.5, coupling="repelling",
-                              kernels="xla")  # fmt: skip
+    graph = dataclasses.replace(surface_graph(10), kernels="xla")
+    build = functools.partial(sample_walks, graph, 4, 2, halting=0.5, coupling="repelling")
     together = jax.jit(jax.vmap(build))(jax.random.split(fixed_key(), 2))
-    monkeypatch.setattr("hdvpd.attention.walks._BLOCK_PAIRS", 3 * 4**2)
+    monkeypatch.setattr("hdvpd.attention.sampled_walks._BLOCK_PAIRS", 3 * 4**2)
     chunked = jax.jit(build)
     for b, key in enumerate(jax.random.split(fixed_key(), 2)):
         alone = chunked(key)

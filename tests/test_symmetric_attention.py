@@ -1,5 +1,6 @@
 """Symmetric GRF attention against the dense oracle; the policy of f; no quadratic array."""
 
+import dataclasses
 import functools
 
 import jax
@@ -16,8 +17,9 @@ from hdvpd.attention.grf import (
     symmetric_walk_attention,
     walk_attention,
 )
-from hdvpd.attention.walks import exact_walks, sample_walks
+from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.errors import UserError
+from hdvpd.kernels.walks import exact_walks
 from studies.grf_measurements import COUPLINGS, grid
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
@@ -25,17 +27,15 @@ KERNELS = ("xla", "host")
 attend = jax.jit(symmetric_walk_attention)
 
 
-def graph_of(num_tokens):
-    return matrix_graph(symmetric_weights(grid(num_tokens // 4, 4)))
+def graph_of(num_tokens, kernels="xla"):
+    return matrix_graph(symmetric_weights(grid(num_tokens // 4, 4)), kernels=kernels)
 
 
 @functools.cache
 def walk_sets(kernels="xla", coupling="repelling"):
     keys = jax.random.split(jax.random.key(0))
     build = jax.jit(
-        lambda key: sample_walks(
-            graph_of(20), 4, 2, key, halting=0.2, coupling=coupling, kernels=kernels
-        )
+        lambda key: sample_walks(graph_of(20, kernels), 4, 2, key, halting=0.2, coupling=coupling)
     )
     return tuple(build(key) for key in keys)
 
@@ -82,8 +82,8 @@ def test_relabelling_tokens_permutes_outputs():
     rank = np.argsort(order).astype(np.int32)
 
     def relabel(walks):
-        walks = jax.tree.map(lambda x: x[order], (walks.nodes, walks.loads, walks.num_entries))
-        return type(one)(rank[walks[0]], *walks[1:], one.incoming, one.incoming_offsets)
+        walks = jax.tree.map(lambda x: x[order], walks)
+        return dataclasses.replace(walks, nodes=rank[walks.nodes])
 
     out = attend(*inputs, MODULATION, one, two)
     again = attend(*(x[order] for x in inputs), MODULATION, relabel(one), relabel(two))
@@ -129,7 +129,7 @@ def test_gradient_with_respect_to_the_modulation_in_float64():
     one, two = walk_sets()
     for attention in (
         lambda f: symmetric_walk_attention(query, key, value, f, one, two),
-        lambda f: walk_attention(query, key, value, f, one, "xla"),
+        lambda f: walk_attention(query, key, value, f, one),
     ):
         check_gradient(lambda f, attention=attention: (weights * attention(f)).sum(), MODULATION)
 
@@ -142,7 +142,7 @@ def symmetric(query, key, value, modulation, walks):
 
 
 def asymmetric(query, key, value, modulation, walks):
-    return walk_attention(query, key, value, modulation, walks, "xla")
+    return walk_attention(query, key, value, modulation, walks)
 
 
 @pytest.mark.parametrize("attention", [symmetric, asymmetric])
@@ -182,7 +182,9 @@ def test_modulation_of_another_length_is_refused(length):
     forms = [lambda: symmetric_walk_attention(*inputs, modulation, walks)]
     # Host code would read beyond the end of a short one.
     forms += [
-        lambda kernels=kernels: walk_attention(*inputs, modulation, walks, kernels)
+        lambda kernels=kernels: walk_attention(
+            *inputs, modulation, dataclasses.replace(walks, kernels=kernels)
+        )
         for kernels in (*KERNELS, "pallas")
     ]
     for form in forms:
@@ -193,8 +195,8 @@ def test_modulation_of_another_length_is_refused(length):
 def test_asymmetric_weights_have_the_mask_of_their_features():
     # Phi Phi^T is then not the series of W, but it is defined, symmetric and not negative.
     edges = np.array([[0, 1], [1, 2], [2, 0], [0, 3]])
-    graph = edge_graph(5, *edges.T, np.array([0.5, 0.3, 0.9, 0.4]))
-    walks = exact_walks(graph, 2, "xla")
+    graph = edge_graph(5, *edges.T, np.array([0.5, 0.3, 0.9, 0.4]), kernels="xla")
+    walks = exact_walks(graph, 2)
     query, key, value = (x[:5] for x in random_inputs())
     matrix = graph_matrix(graph)
     phi = MODULATION[0] * np.eye(5) + MODULATION[1] * matrix + MODULATION[2] * matrix @ matrix
@@ -227,14 +229,11 @@ def largest_array(jaxpr):
 def test_no_array_is_quadratic_in_tokens_nor_holds_all_features_of_all_entries():
     num_tokens, m, channels = 4096, 8, 5
     graph = jax.tree.map(jnp.asarray, graph_of(64))
-    graph = type(graph)(
-        *(jnp.tile(x, (num_tokens // 64,) + (1,) * (x.ndim - 1)) for x in vars(graph).values())
-    )
+    graph = jax.tree.map(lambda x: jnp.tile(x, (num_tokens // 64,) + (1,) * (x.ndim - 1)), graph)
     inputs = random_inputs(num_tokens, m, channels)
 
     def total(query, key, value, modulation):
-        walks = sample_walks(graph, 3, 2, jax.random.key(0), halting=0.2, coupling="iid",
-                             kernels="xla")  # fmt: skip
+        walks = sample_walks(graph, 3, 2, jax.random.key(0), halting=0.2, coupling="iid")
         return symmetric_walk_attention(query, key, value, modulation, walks).sum()
 
     program = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2, 3)))(*inputs, MODULATION)

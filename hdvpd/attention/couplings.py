@@ -76,6 +76,8 @@ def repelling_slots(
       Position in the node's list of neighbours, uniform over it for each walker by itself; any
       number for walkers that do not move.
     """
+    # Each walker compares itself with all others: n^2 comparisons without a sort, n being few. Its
+    # rank among the live walkers of its node says in which full block of d it is and where in it.
     order = jnp.arange(nodes.shape[0])
     together = alive[:, None] & alive[None] & (nodes[:, None] == nodes[None])
     rank = (together & (order[None] < order[:, None])).sum(1)
@@ -83,7 +85,8 @@ def repelling_slots(
     degree = jnp.maximum(degrees, 1)
     block, place = rank // degree, rank % degree
     sparse = count <= degree
-    # The first walker of a block draws for all of it.
+    # The first walker of a block draws for all of it. Where m <= d there is one block, the group
+    # itself, which draws c from 0..md-1 instead of a shift from 0..d-1.
     first = jnp.argmax(together & (block[:, None] == block[None]), axis=1)
     draw = _below(bits[first], jnp.where(sparse, count * degree, degree))
     spread = (place * degree + draw) % (count * degree) // count

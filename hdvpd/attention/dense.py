@@ -12,7 +12,7 @@ import numpy as np
 
 from hdvpd.array_typing import Array, Float
 from hdvpd.attention.masks.walks import walk_rows
-from hdvpd.attention.walks import Walks
+from hdvpd.kernels.walks import Walks
 
 
 def softmax_attention(

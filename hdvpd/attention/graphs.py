@@ -1,53 +1,21 @@
 """Weighted directed graphs as padded neighbour lists, and how to make them.
 
-An undirected edge is two directed ones. Self-loops and several edges between two nodes are allowed:
-W_ij is the sum of the weights of the edges from i to j.
+A graph is its matrix W by rows, `SparseRows`: columns are out-neighbours, values are weights, and
+the numbers of entries are the out-degrees. An undirected edge is two directed ones. Self-loops and
+several edges between two nodes are allowed: W_ij is the sum of the weights of the edges from i to
+j.
 """
+
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
-from hdvpd.attention.sparse_rows import multiply, multiply_transposed
 from hdvpd.errors import UserError
+from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Neighbors
-
-
-@pytree
-class Graph:
-    """Out-neighbours of every node, in columns 0..degree-1.
-
-    Attributes:
-      neighbors: the nodes; columns from the degree on hold any node.
-      weights: W_ij of each edge; 0 in columns from the degree on.
-      degrees: edges that leave each node.
-    """
-
-    neighbors: Int[Array, "*batch t k"]
-    weights: Float[Array, "*batch t k"]
-    degrees: Int[Array, "*batch t"]
-
-    @property
-    def num_nodes(self) -> int:
-        """Rows and columns of W."""
-        return self.neighbors.shape[0]
-
-    def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
-        """Return W x."""
-        return multiply(self.weights, self.neighbors, self.degrees, x)
-
-    def transposed_product(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
-        """Return W^T x."""
-        return multiply_transposed(self.weights, self.neighbors, self.degrees, x)
-
-    def dense(self) -> Float[JaxArray, "t t"]:
-        """Return W, for small graphs; `graph_matrix` does so in float64."""
-        rows = jnp.arange(self.num_nodes)[:, None]
-        matrix = jnp.zeros((self.num_nodes,) * 2, self.weights.dtype)
-        # Unused columns have weight 0.
-        return matrix.at[jnp.broadcast_to(rows, self.neighbors.shape), self.neighbors].add(
-            self.weights
-        )
+from hdvpd.kernels.sparse_rows import SparseRows
 
 
 @pytree
@@ -60,12 +28,12 @@ class SymmetricPart:
       graph: W.
     """
 
-    graph: Graph
+    graph: SparseRows
 
     @property
-    def num_nodes(self) -> int:
+    def num_rows(self) -> int:
         """Rows and columns of the matrix."""
-        return self.graph.num_nodes
+        return self.graph.num_rows
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return (W x + W^T x) / 2."""
@@ -77,7 +45,9 @@ class SymmetricPart:
         return 0.5 * (matrix + matrix.T)
 
 
-def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
+def neighbor_graph(
+    found: Neighbors, mask: Bool[Array, "t"], kernels: Kernels = "auto"
+) -> SparseRows:
     """Join every real token to its nearest neighbours, k edges of weight 1/k.
 
     The walk graph of arXiv 2410.03462, App. C.3.
@@ -85,6 +55,7 @@ def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
     Args:
       found: neighbour lists of all tokens.
       mask: real tokens.
+      kernels: form in which walks and products are computed.
 
     Returns:
       A graph in which a missing neighbour is the token itself (the walker waits), so that W stays
@@ -93,10 +64,11 @@ def neighbor_graph(found: Neighbors, mask: Bool[Array, "t"]) -> Graph:
     """
     num_tokens, k = found.indices.shape
     own = jnp.arange(num_tokens, dtype=jnp.int32)[:, None]
-    return Graph(
-        neighbors=jnp.where(found.found & mask[:, None], found.indices, own),
-        weights=jnp.full((num_tokens, k), 1.0 / k, jnp.float32),
-        degrees=jnp.full((num_tokens,), k, jnp.int32),
+    return SparseRows(
+        columns=jnp.where(found.found & mask[:, None], found.indices, own),
+        values=jnp.full((num_tokens, k), 1.0 / k, jnp.float32),
+        num_entries=jnp.full((num_tokens,), k, jnp.int32),
+        kernels=kernels,
     )
 
 
@@ -106,7 +78,8 @@ def edge_graph(
     targets: Int[np.ndarray, "edges"],
     weights: Float[np.ndarray, "edges"],
     width: int | None = None,
-) -> Graph:
+    kernels: Kernels = "auto",
+) -> SparseRows:
     """Make a graph of its directed edges, on the host and before tracing.
 
     Args:
@@ -115,6 +88,7 @@ def edge_graph(
       targets: node that each edge enters.
       weights: W of each edge.
       width: columns of the lists; by default the largest out-degree, at least 1.
+      kernels: form in which walks and products are computed.
 
     Returns:
       The lists, in the order in which the edges are given.
@@ -149,29 +123,32 @@ def edge_graph(
     neighbors[rows, columns] = targets[order]
     padded = np.zeros((num_tokens, width), np.float32)
     padded[rows, columns] = weights[order]
-    return Graph(neighbors=neighbors, weights=padded, degrees=degrees.astype(np.int32))
+    return SparseRows(neighbors, padded, degrees.astype(np.int32), kernels)
 
 
-def matrix_graph(matrix: Float[np.ndarray, "t t"], width: int | None = None) -> Graph:
+def matrix_graph(
+    matrix: Float[np.ndarray, "t t"], width: int | None = None, kernels: Kernels = "auto"
+) -> SparseRows:
     """Make a graph of a dense W: every entry that is not zero is an edge.
 
     Args:
       matrix: W_ij, from row to column.
       width: columns of the lists; by default the largest out-degree, at least 1.
+      kernels: form in which walks and products are computed.
 
     Raises:
       UserError: there is no node, an entry is not finite, or `width` is too small.
     """
     sources, targets = np.nonzero(matrix)
-    return edge_graph(len(matrix), sources, targets, matrix[sources, targets], width)
+    return edge_graph(len(matrix), sources, targets, matrix[sources, targets], width, kernels)
 
 
-def graph_matrix(graph: Graph) -> Float[np.ndarray, "t t"]:
+def graph_matrix(graph: SparseRows) -> Float[np.ndarray, "t t"]:
     """Return the dense float64 W of a graph, for small graphs."""
-    neighbors, degrees = np.asarray(graph.neighbors), np.asarray(graph.degrees)
+    neighbors, degrees = np.asarray(graph.columns), np.asarray(graph.num_entries)
     rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
     matrix = np.zeros((len(neighbors), len(neighbors)))
-    weights = np.asarray(graph.weights, np.float64)
+    weights = np.asarray(graph.values, np.float64)
     np.add.at(matrix, (rows, neighbors[rows, columns]), weights[rows, columns])
     return matrix
 
@@ -206,7 +183,7 @@ def symmetric_weights(adjacency: Float[np.ndarray, "t t"]) -> Float[np.ndarray, 
     return scale[:, None] * adjacency * scale[None]
 
 
-def transition_graph(graph: Graph, halting: float = 0.0) -> Graph:
+def transition_graph(graph: SparseRows, halting: float = 0.0) -> SparseRows:
     """Weigh every edge by the probability that a walker hops along it: W = (1 - p) P, P = D^-1 A.
 
     On this graph the importance weights of sampled walks cancel, so that every load is 1: walks
@@ -217,10 +194,7 @@ def transition_graph(graph: Graph, halting: float = 0.0) -> Graph:
       graph: its edges, whatever their weights.
       halting: probability p to stop before each hop.
     """
-    used = np.arange(graph.neighbors.shape[1])[None] < jnp.asarray(graph.degrees)[:, None]
-    chance = (1.0 - halting) / jnp.maximum(graph.degrees, 1)[:, None]
-    return Graph(
-        neighbors=graph.neighbors,
-        weights=jnp.where(used, chance, 0.0).astype(jnp.float32),
-        degrees=graph.degrees,
-    )
+    degrees = jnp.asarray(graph.num_entries)[:, None]
+    used = np.arange(graph.columns.shape[1])[None] < degrees
+    chance = (1.0 - halting) / jnp.maximum(degrees, 1)
+    return dataclasses.replace(graph, values=jnp.where(used, chance, 0.0).astype(jnp.float32))

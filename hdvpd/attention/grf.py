@@ -15,18 +15,15 @@ sum to one and outputs stay in the convex hull of the values. Models give softpl
 cut does not touch.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known
-from hdvpd.attention import walks_host
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.walks import WalkMask, check_modulation, walk_rows
-from hdvpd.attention.walks import Walks, merged
+from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.errors import UserError
-from hdvpd.kernels.choice import Kernels, use_host_kernels
-from hdvpd.kernels.host import host_call
+from hdvpd.kernels.walk_attention import attend_along_walks
+from hdvpd.kernels.walks import Walks, check_modulation
 
 _SMALLEST_F0 = 1e-6
 
@@ -51,7 +48,6 @@ def walk_attention(
     value: Float[Array, "t c"],
     modulation: Float[Array, "l"],
     walks: Walks,
-    kernels: Kernels = "auto",
 ) -> Float[Array, "t c"]:
     """Attend along walks: out_i = sum_e c_e v_e / sum_e c_e, c_e = (q_i . k_e) sum_l f_l W^l_ie.
 
@@ -60,9 +56,8 @@ def walk_attention(
       key: positive feature map of the keys.
       value: values.
       modulation: f_0..f_h, made not negative by `nonnegative_modulation`.
-      walks: entries of every token, made with the same `kernels`; listed ones are merged first
-        where a form needs their transpose, at the cost of doing so in every call.
-      kernels: compiled host code or Pallas, which never materialise [t, e, c], or plain JAX.
+      walks: entries of every token, in whose form the sums are computed
+        (`hdvpd.kernels.walk_attention`).
 
     Returns:
       Weighted means of the values; weights sum to one.
@@ -74,54 +69,7 @@ def walk_attention(
     modulation = nonnegative_modulation(modulation)
     # Scores and sums are float32 even of half-precision inputs.
     query, key, value = (x.astype(jnp.result_type(x, jnp.float32)) for x in (query, key, value))
-    on_host = use_host_kernels(kernels)
-    if on_host or kernels == "pallas":
-        walks = merged(walks)
-    if on_host:
-        return _walk_attention_host(query, key, value, modulation, walks)
-    if kernels == "pallas":
-        from hdvpd.attention import walks_pallas
-
-        return walks_pallas.attend(query, key, value, walks.loads @ modulation, walks)
-    scores = jnp.einsum("tm,tem->te", query, key[walks.nodes])
-    weights = scores * (walks.loads @ modulation)
-    total = jnp.einsum("te,tec->tc", weights, value[walks.nodes])
-    return total / weights.sum(-1)[:, None]
-
-
-@jax.custom_vjp
-def _walk_attention_host(
-    query: Float[Array, "t m"],
-    key: Float[Array, "t m"],
-    value: Float[Array, "t c"],
-    modulation: Float[Array, "l"],
-    walks: Walks,
-) -> Float[Array, "t c"]:
-    return _host_forward(query, key, value, modulation, walks)[0]
-
-
-def _host_forward(query, key, value, modulation, walks):
-    primals = (query, key, value, modulation)
-    results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (value, walks.num_entries)]
-    out, normalizer = host_call(
-        walks_host.forward,
-        results, *primals, walks.nodes, walks.loads, walks.num_entries,
-    )  # fmt: skip
-    return out, (primals, walks, (out, normalizer))
-
-
-def _host_backward(residuals, out_bar):
-    primals, walks, saved = residuals
-    results = [jax.ShapeDtypeStruct(primal.shape, np.float32) for primal in primals]
-    cotangents = host_call(
-        walks_host.backward,
-        results, *primals, walks.nodes, walks.loads, walks.num_entries,
-        walks.incoming, walks.incoming_offsets, *saved, out_bar,
-    )  # fmt: skip
-    return (*cotangents, None)
-
-
-_walk_attention_host.defvjp(_host_forward, _host_backward)
+    return attend_along_walks(query, key, value, modulation, walks)
 
 
 def symmetric_walk_attention(

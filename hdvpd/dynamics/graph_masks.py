@@ -10,14 +10,16 @@ import jax
 import numpy as np
 
 from hdvpd.array_typing import Array, Bool, Float, PRNGKey
-from hdvpd.attention.graphs import Graph, SymmetricPart, neighbor_graph, transition_graph
+from hdvpd.attention.graphs import SymmetricPart, neighbor_graph, transition_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.diffusion import diffusion_mask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
-from hdvpd.attention.walks import Walks, exact_walks, merged, sample_walks
+from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.config import ModelConfig
 from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks, exact_walks, merged
 
 
 class GraphMask(NamedTuple):
@@ -31,7 +33,7 @@ class GraphMask(NamedTuple):
     """
 
     initial: Callable[[ModelConfig], Float[np.ndarray, "l"]]
-    prepare: Callable[[ModelConfig, Graph, PRNGKey], Any]
+    prepare: Callable[[ModelConfig, SparseRows, PRNGKey], Any]
     attend: Callable[..., Float[Array, "t c"]]
 
 
@@ -54,7 +56,7 @@ def plan_mask(
     found = knn(
         positions, positions, config.num_neighbors, mask=mask, exclude_self=True, backend=config.knn
     )
-    return GRAPH_MASKS[name].prepare(config, neighbor_graph(found, mask), key)
+    return GRAPH_MASKS[name].prepare(config, neighbor_graph(found, mask, config.kernels), key)
 
 
 def attend_under(
@@ -89,10 +91,10 @@ def attend_under(
     return jax.vmap(attend, in_axes=(1, 1, 1, 0), out_axes=1)(query, key, value, parameters)
 
 
-def graph_walks(config: ModelConfig, graph: Graph, key: PRNGKey) -> Walks:
+def graph_walks(config: ModelConfig, graph: SparseRows, key: PRNGKey) -> Walks:
     """Walk on a graph in the way that the configuration chooses (`model.walks`)."""
     if config.walks == "exact":
-        return exact_walks(graph, config.num_hops, config.kernels)
+        return exact_walks(graph, config.num_hops)
     return sample_walks(
         graph,
         config.num_walkers,
@@ -100,7 +102,6 @@ def graph_walks(config: ModelConfig, graph: Graph, key: PRNGKey) -> Walks:
         key,
         halting=config.halting,
         coupling=config.walks,
-        kernels=config.kernels,
     )
 
 
@@ -112,13 +113,14 @@ def _initial_modulation(config: ModelConfig) -> Float[np.ndarray, "l"]:
 
 
 def _attend_grf(config, query, key, value, parameters, plan):
-    return walk_attention(query, key, value, parameters, plan, config.kernels)
+    del config
+    return walk_attention(query, key, value, parameters, plan)
 
 
 # Random-walk graph-node kernel: lambda, with rows of norm one.
 
 
-def _count_visits(config: ModelConfig, graph: Graph, key: PRNGKey) -> Walks:
+def _count_visits(config: ModelConfig, graph: SparseRows, key: PRNGKey) -> Walks:
     return merged(graph_walks(config, transition_graph(graph, config.halting), key))
 
 
@@ -134,7 +136,7 @@ def _initial_time(config: ModelConfig) -> Float[np.ndarray, "l"]:
     return np.array([config.max_diffusion_time / 2])
 
 
-def _symmetric_part(config: ModelConfig, graph: Graph, key: PRNGKey) -> SymmetricPart:
+def _symmetric_part(config: ModelConfig, graph: SparseRows, key: PRNGKey) -> SymmetricPart:
     del config, key
     return SymmetricPart(graph)
 

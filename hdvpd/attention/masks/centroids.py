@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from hdvpd.array_typing import Array, Float, Int, JaxArray, pytree, static
-from hdvpd.attention.masks.forests import Forest
+from hdvpd.kernels.forests import Forest
 
 # Blocks up to this size are multiplied as matrices, larger ones by Fourier transforms.
 _LARGEST_MATRIX = 64
@@ -58,14 +58,20 @@ def centroid_blocks(forest: Forest) -> tuple[HankelBlocks, ...]:
     parents = np.where(forest.parents < 0, -1, rank[forest.parents])[tokens]
     parts: list[tuple[np.ndarray, ...]] = []
     names = 0
+    # All trees of a round are split at once, so that there are log2(t) rounds whatever the number
+    # of trees; then the centroids leave, and their branches are the trees of the next round.
     while len(tokens):
         centroids, branches, hops = _split(parents)
+        # A tree's block is named after the centroid, a branch's after its node nearest to that. A
+        # branch keeps the distances from the centroid: its block takes away just the pairs that the
+        # tree's block adds although their path does not lead over the centroid.
         for sign, groups in ((1.0, centroids), (-1.0, branches)):
             members = np.flatnonzero(groups >= 0)
             signs = np.full(len(members), sign, np.float32)
             parts.append((tokens[members], names + groups[members], hops[members], signs))
             names += len(tokens)
         left = hops > 0
+        # Whoever hung from a centroid is a root now. Removing nodes keeps parents before children.
         kept = (parents >= 0) & left[parents]
         parents = np.where(kept, (np.cumsum(left) - 1)[parents], -1)[left]
         tokens = tokens[left]
@@ -73,6 +79,7 @@ def centroid_blocks(forest: Forest) -> tuple[HankelBlocks, ...]:
     signs, depths = np.zeros(names, np.float32), np.zeros(names, np.int64)
     signs[blocks] = entry_signs
     np.maximum.at(depths, blocks, hops)
+    # Blocks of one power of two above their depths are multiplied together; most are small.
     exponents = np.frexp(depths)[1]
     result = []
     for exponent in np.unique(exponents[signs != 0]):
@@ -124,6 +131,8 @@ def _split(parents: np.ndarray) -> tuple:
             roots[node] = roots[parents[node]]
         if 2 * sizes[node] > sizes[roots[node]]:
             centroids[roots[node]] = node
+    # Distances grow from the centroid up to the root first, along parents, then from these nodes
+    # down to all others, whose parents come before them.
     hops = np.full(num_nodes, -1, np.int64)
     branches = np.full(num_nodes, -1, np.int64)
     for root in range(num_nodes):

@@ -21,9 +21,10 @@ import scipy.sparse.linalg
 import scipy.special
 
 from hdvpd.array_typing import Array, Float, JaxArray, is_known, pytree, static
-from hdvpd.attention.graphs import Graph, SymmetricPart
+from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.kernels.sparse_rows import SparseRows
 
 Generator = Literal["laplacian", "walk", "adjacency"]
 
@@ -52,7 +53,7 @@ class DiffusionMask(AbstractMask):
       num_terms: Chebyshev terms, enough for the largest lambda.
     """
 
-    graph: Graph | SymmetricPart
+    graph: SparseRows | SymmetricPart
     degrees: Float[Array, "t"]
     rate: Float[Array, ""]
     time: Float[Array, ""]
@@ -62,7 +63,7 @@ class DiffusionMask(AbstractMask):
     @property
     def num_tokens(self) -> int:
         """Rows and columns of M."""
-        return self.graph.num_nodes
+        return self.graph.num_rows
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Clenshaw's recursion."""
@@ -130,7 +131,7 @@ def _clenshaw(mask: DiffusionMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t
 
 
 def diffusion_mask(
-    graph: Graph | SymmetricPart,
+    graph: SparseRows | SymmetricPart,
     time: float | Float[Array, ""],
     generator: Generator = "walk",
     *,
@@ -166,7 +167,7 @@ def diffusion_mask(
         _require_symmetric(graph)
     # Known of a known graph, also while a time is traced.
     with jax.ensure_compile_time_eval():
-        degrees = (graph @ jnp.ones((graph.num_nodes, 1)))[:, 0]
+        degrees = (graph @ jnp.ones((graph.num_rows, 1)))[:, 0]
     rate = _rate(graph, degrees, generator)
     if generator == "adjacency":
         _check_growth(graph, bound, rate)
@@ -184,7 +185,7 @@ def diffusion_mask(
     )
 
 
-def _rate(graph: Graph | SymmetricPart, degrees: JaxArray, generator: Generator) -> float:
+def _rate(graph: SparseRows | SymmetricPart, degrees: JaxArray, generator: Generator) -> float:
     if generator == "walk":
         return 1.0
     if not is_known(degrees):
@@ -196,17 +197,17 @@ def _rate(graph: Graph | SymmetricPart, degrees: JaxArray, generator: Generator)
     return largest if generator == "laplacian" else min(1.001 * spectral_radius(graph), largest)
 
 
-def spectral_radius(graph: Graph | SymmetricPart) -> float:
+def spectral_radius(graph: SparseRows | SymmetricPart) -> float:
     """Return the largest eigenvalue of a symmetric A >= 0, up to 1e-4 of it, by Lanczos' method.
 
     Args:
       graph: A, known before tracing.
     """
     matrix = _sparse(graph)
-    if graph.num_nodes < _DENSE_NODES:
+    if graph.num_rows < _DENSE_NODES:
         return float(np.linalg.eigvalsh(matrix.toarray()).max(initial=0.0))
     # Positive, so never orthogonal to the eigenvector, which is not negative (Perron, Frobenius).
-    start = np.random.default_rng(0).uniform(0.5, 1.5, graph.num_nodes)
+    start = np.random.default_rng(0).uniform(0.5, 1.5, graph.num_rows)
     tolerance: Any = 1e-4  # which scipy annotates as an integer
     try:
         found = scipy.sparse.linalg.eigsh(
@@ -217,7 +218,7 @@ def spectral_radius(graph: Graph | SymmetricPart) -> float:
     return float(found[0])
 
 
-def _check_growth(graph: Graph | SymmetricPart, largest_time: float, rate: float) -> None:
+def _check_growth(graph: SparseRows | SymmetricPart, largest_time: float, rate: float) -> None:
     """Refuse exp(lambda A) that overflows; log rows too small beside its largest entries."""
     exponent = largest_time * rate
     if exponent > _LARGEST_EXPONENT:
@@ -225,7 +226,7 @@ def _check_growth(graph: Graph | SymmetricPart, largest_time: float, rate: float
             f"largest_time = {largest_time}: exp(lambda A) has entries up to e^{exponent:.0f}, too "
             f"large for float32; use lambda <= {_LARGEST_EXPONENT / rate:.3g}, or a Laplacian."
         )
-    ones = np.ones(graph.num_nodes)
+    ones = np.ones(graph.num_rows)
     share = max(1.0, exponent / _EXACT_EXPONENT)
     error = TOLERANCE * share * np.exp(exponent) * np.linalg.norm(ones)
     if error < 1.0:  # every row holds at least a one
@@ -236,28 +237,28 @@ def _check_growth(graph: Graph | SymmetricPart, largest_time: float, rate: float
         logging.getLogger("hdvpd").warning(
             "exp(lambda A) at lambda = %g: the sums of %d of its %d rows lie below the rounding "
             "errors of the largest, so that these tokens attend to nothing; use a smaller lambda, "
-            'or generator = "walk".', largest_time, lost, graph.num_nodes
+            'or generator = "walk".', largest_time, lost, graph.num_rows
         )  # fmt: skip
 
 
-def _sparse(graph: Graph | SymmetricPart) -> scipy.sparse.csr_array:
+def _sparse(graph: SparseRows | SymmetricPart) -> scipy.sparse.csr_array:
     """Return A in float64, on the host."""
     if isinstance(graph, SymmetricPart):
         matrix = _sparse(graph.graph)
         return (matrix + matrix.T) / 2
-    neighbors, degrees = np.asarray(graph.neighbors), np.asarray(graph.degrees)
+    neighbors, degrees = np.asarray(graph.columns), np.asarray(graph.num_entries)
     rows, columns = np.nonzero(np.arange(neighbors.shape[1])[None] < degrees[:, None])
     entries = (
-        np.asarray(graph.weights, np.float64)[rows, columns],
+        np.asarray(graph.values, np.float64)[rows, columns],
         (rows, neighbors[rows, columns]),
     )
-    return scipy.sparse.csr_array(entries, shape=(graph.num_nodes, graph.num_nodes))
+    return scipy.sparse.csr_array(entries, shape=(graph.num_rows, graph.num_rows))
 
 
-def _require_symmetric(graph: Graph | SymmetricPart) -> None:
+def _require_symmetric(graph: SparseRows | SymmetricPart) -> None:
     directed = graph.graph if isinstance(graph, SymmetricPart) else graph
-    used = np.arange(directed.neighbors.shape[1])[None] < np.asarray(directed.degrees)[:, None]
-    lightest = np.asarray(directed.weights).min(initial=0.0, where=used)
+    used = np.arange(directed.columns.shape[1])[None] < np.asarray(directed.num_entries)[:, None]
+    lightest = np.asarray(directed.values).min(initial=0.0, where=used)
     if lightest < 0:
         raise UserError(
             f"graph: weight {lightest}; diffusion needs weights >= 0, those of the adjacency "

@@ -1,4 +1,4 @@
-"""Forests, prepared on the host for sums along their paths in two passes.
+"""Forests, prepared on the host for sums along their paths (`hdvpd.kernels.forests`).
 
 Roots are the centres of the trees, so that there are few levels. Nodes with more than two children
 get *joints* between them and their children: nodes without a token, at no distance from the node.
@@ -7,47 +7,23 @@ apart again by a subtraction. The nodes lie in *slots*, level after level in chu
 the mean width of a level, so that slots are at most three times the nodes, whatever the shape.
 """
 
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree, static
+from hdvpd.array_typing import Bool, Float, Int, JaxArray
 from hdvpd.errors import UserError
-
-
-@pytree
-class Forest:
-    """Rooted trees over tokens: make one with `edge_forest`.
-
-    Attributes:
-      parents: parent of each token; -1 for roots.
-      lengths: length of the edge to the parent; 0 for roots.
-      slots: place of each token among the slots.
-      above: slot of the parent; past the end if there is none, as below.
-      below: slots of the children.
-      beside: slot of the sibling.
-      spans: length of the edge to the parent; 0 for roots, joints and unused slots.
-      diameter: edges on the longest path.
-    """
-
-    parents: Int[Array, "t"]
-    lengths: Float[Array, "t"]
-    slots: Int[Array, "t"]
-    above: Int[Array, "chunks width"]
-    below: Int[Array, "chunks width 2"]
-    beside: Int[Array, "chunks width"]
-    spans: Float[Array, "chunks width"]
-    diameter: int = static()
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.forests import Forest
 
 
 def edge_forest(
     num_tokens: int,
     edges: Int[np.ndarray, "edges 2"],
     lengths: Float[np.ndarray, "edges"] | None = None,
+    *,
+    kernels: Kernels = "auto",
 ) -> Forest:
     """Prepare a forest from its edges, in O(t log t) before tracing.
 
@@ -55,6 +31,7 @@ def edge_forest(
       num_tokens: nodes; those without an edge are trees of their own.
       edges: the two ends of each edge, in any order.
       lengths: length of each edge, 1 by default.
+      kernels: form in which sums along its paths are computed.
 
     Raises:
       UserError: there is no node, an edge leaves the forest, joins a node to itself, is given twice
@@ -94,56 +71,8 @@ def edge_forest(
         beside=beside.reshape(num_chunks, width),
         spans=spans.reshape(num_chunks, width),
         diameter=diameter,
+        kernels=kernels,
     )
-
-
-def path_sums(
-    forest: Forest,
-    weights: Float[JaxArray, "chunks width"],
-    cross: Callable[[Float[JaxArray, "width"], JaxArray], JaxArray],
-    x: Float[JaxArray, "slots *rest"],
-) -> tuple[Float[JaxArray, "slots *rest"], Float[JaxArray, "slots *rest"]]:
-    """Carry every node's x along all paths that start there, and add up what arrives.
-
-    Up, then down the tree (arXiv 2107.07999, Lemma 3.5), in a form without subtractions: what a
-    node hears of from its parent is the parent's x, what its sibling sends, and what the parent
-    hears of from its own parent. Not differentiable in memory of O(t): its callers are.
-
-    Args:
-      forest: the trees.
-      weights: of the edge from each node to its parent.
-      cross: linear in its second argument; takes weights of edges and what is sent along them.
-      x: what every slot sends.
-
-    Returns:
-      For each slot the sum over its subtree, itself included, and the sum over all other nodes.
-    """
-    above, below = jnp.asarray(forest.above), jnp.asarray(forest.below)
-    num_chunks, width = above.shape
-    chunked = x.reshape(num_chunks, width, *x.shape[1:])
-    starts = width * jnp.arange(num_chunks)
-
-    def up(sent: JaxArray, chunk: tuple[JaxArray, ...]) -> tuple[JaxArray, JaxArray]:
-        start, weights, below, x = chunk
-        inside = x + _read(sent, below).sum(1)
-        return jax.lax.dynamic_update_slice_in_dim(sent, cross(weights, inside), start, 0), inside
-
-    def down(outside: JaxArray, chunk: tuple[JaxArray, ...]) -> tuple[JaxArray, None]:
-        start, weights, above, arriving = chunk
-        heard = cross(weights, arriving + _read(outside, above))
-        return jax.lax.dynamic_update_slice_in_dim(outside, heard, start, 0), None
-
-    nothing = jnp.zeros_like(x)
-    sent, inside = jax.lax.scan(up, nothing, (starts, weights, below, chunked), reverse=True)
-    arriving = _read(x, above) + _read(sent, forest.beside)
-    outside, _ = jax.lax.scan(down, nothing, (starts, weights, above, arriving))
-    return inside.reshape(x.shape), outside
-
-
-def put_tokens(forest: Forest, x: Float[Array, "t *rest"]) -> Float[JaxArray, "slots *rest"]:
-    """Lay tokens' values into the slots, zero in all others."""
-    empty = jnp.zeros((forest.above.size, *x.shape[1:]), x.dtype)
-    return empty.at[forest.slots].set(x, unique_indices=True)
 
 
 def distances(forest: Forest) -> tuple[Float[JaxArray, "t t"], Bool[JaxArray, "t t"]]:
@@ -159,10 +88,6 @@ def distances(forest: Forest) -> tuple[Float[JaxArray, "t t"], Bool[JaxArray, "t
     one_sided = (steps * forest.lengths[None]) @ (1.0 - steps).T
     joined = steps @ steps.T > 0
     return jnp.where(joined, one_sided + one_sided.T, 0.0), joined
-
-
-def _read(values: JaxArray, slots: Array) -> JaxArray:
-    return values.at[slots].get(mode="fill", fill_value=0.0)
 
 
 def _check_edges(num_tokens: int, edges: np.ndarray, lengths: np.ndarray) -> None:

@@ -6,15 +6,20 @@ power alpha. R = sum_e lambda^e P^e, P the transition matrix of the uniform walk
 features of P instead of W, which is what they are without importance weights.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from hdvpd.array_typing import Array, Float, is_known
-from hdvpd.attention.masks.walks import WalkMask, WalkRows, walk_rows
-from hdvpd.attention.walks import Walks, merged
+from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.errors import UserError
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks, merged
 
 
-def rwgnk_rows(walks: Walks, decay: float | Float[Array, ""], norm_power: float = 1.0) -> WalkRows:
+def rwgnk_rows(
+    walks: Walks, decay: float | Float[Array, ""], norm_power: float = 1.0
+) -> SparseRows:
     """Return Psi of walks on `hdvpd.attention.graphs.transition_graph`.
 
     Args:
@@ -33,8 +38,8 @@ def rwgnk_rows(walks: Walks, decay: float | Float[Array, ""], norm_power: float 
     factors = jnp.full((walks.loads.shape[-1] - 1,), decay, jnp.result_type(decay, float))
     powers = jnp.concatenate([jnp.ones(1, factors.dtype), jnp.cumprod(factors)])
     rows = walk_rows(merged(walks), powers)
-    norms = jnp.sqrt((rows.features**2).sum(1, keepdims=True))
-    return WalkRows(rows.features / norms**norm_power, rows.nodes, rows.num_entries)
+    norms = jnp.sqrt((rows.values**2).sum(1, keepdims=True))
+    return dataclasses.replace(rows, values=rows.values / norms**norm_power)
 
 
 def rwgnk_mask(walks: Walks, decay: float | Float[Array, ""], norm_power: float = 1.0) -> WalkMask:

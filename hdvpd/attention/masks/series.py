@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
-from hdvpd.attention.graphs import Graph, SymmetricPart
+from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.power_series import power_series
 from hdvpd.errors import UserError
+from hdvpd.kernels.sparse_rows import SparseRows
 
 
 @pytree
@@ -21,7 +22,7 @@ class PowerSeriesMask(AbstractMask):
       coefficients: alpha. Kernels in closed form are in `hdvpd.attention.power_series`.
     """
 
-    graph: Graph | SymmetricPart
+    graph: SparseRows | SymmetricPart
     coefficients: Float[Array, "l"]
 
     def __post_init__(self) -> None:
@@ -32,7 +33,7 @@ class PowerSeriesMask(AbstractMask):
     @property
     def num_tokens(self) -> int:
         """Rows and columns of M."""
-        return self.graph.num_nodes
+        return self.graph.num_rows
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return M x by Horner's rule."""

@@ -6,16 +6,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hdvpd.array_typing import Array, Float, JaxArray, pytree
-from hdvpd.attention.masks import forests_host
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
-from hdvpd.attention.masks.forests import Forest, distances, path_sums, put_tokens
+from hdvpd.attention.masks.forests import distances
 from hdvpd.errors import UserError
-from hdvpd.kernels.choice import use_host_kernels
-from hdvpd.kernels.host import host_call
+from hdvpd.kernels.derivatives import differentiable
+from hdvpd.kernels.forests import Forest, multiply_along_paths, path_sums, put_tokens
 
 # Numbers in the largest temporary of a product, one column's at least: 4 MiB of float32.
 _CHUNK_SIZE = 1 << 20
@@ -26,7 +24,7 @@ class ExponentialForestMask(AbstractMask):
     """M_ij = exp(a dist(i, j) + b) in two passes, O(t) (Lemma 3.5).
 
     The printed recursions (Eq. 11, 15 and 16) have exp(length) where exp(a length) is right, and a
-    subtraction that cancels for a > 0. Here nothing is subtracted (`forests.path_sums`).
+    subtraction that cancels for a > 0. Here nothing is subtracted (`hdvpd.kernels.forests`).
 
     Attributes:
       forest: with the lengths of its edges.
@@ -118,7 +116,8 @@ def _exponential_product(
     mask: ExponentialForestMask, x: Float[Array, "t c"]
 ) -> Float[JaxArray, "t c"]:
     exponents = jnp.asarray(mask.rate * mask.forest.spans, x.dtype)
-    return jnp.exp(jnp.asarray(mask.offset, x.dtype)) * _multiply(mask.forest, exponents, x)
+    product = multiply_along_paths(mask.forest, exponents, x)
+    return jnp.exp(jnp.asarray(mask.offset, x.dtype)) * product
 
 
 @jax.jit
@@ -134,64 +133,17 @@ def _tree_product(mask: TreeMask, x: Float[Array, "t c"]) -> Float[JaxArray, "t 
     return _by_columns(product, x, max(1, _CHUNK_SIZE // size))
 
 
-@jax.custom_vjp
-def _multiply(
-    forest: Forest, exponents: Float[Array, "chunks width"], x: Float[Array, "t c"]
-) -> Float[JaxArray, "t c"]:
-    """Return the sum over j of x_j exp(the sum of the exponents on the path from i to j)."""
-    inside, outside = _exponential_sums(forest, exponents, x)
-    return (inside + outside)[forest.slots]
-
-
-def _exponential_sums(
-    forest: Forest, exponents: Float[Array, "chunks width"], x: Float[Array, "t c"]
-) -> tuple[Float[JaxArray, "slots c"], Float[JaxArray, "slots c"]]:
-    weights, sent = jnp.exp(exponents), put_tokens(forest, x)
-    if use_host_kernels("auto") and sent.dtype == np.float32:
-        results = [jax.ShapeDtypeStruct(sent.shape, np.float32)] * 2
-        function = forests_host.weighted_path_sums
-        structure = (
-            forest.above.reshape(-1),
-            forest.below.reshape(-1, 2),
-            forest.beside.reshape(-1),
-        )
-        inside, outside = host_call(function, results, weights.reshape(-1), *structure, sent)
-        return inside, outside
-
-    def cross(weights: JaxArray, sent: JaxArray) -> JaxArray:
-        return weights[:, None] * sent
-
-    return path_sums(forest, weights, cross, sent)
-
-
-def _multiply_forward(forest, exponents, x):
-    inside, outside = _exponential_sums(forest, exponents, x)
-    return (inside + outside)[forest.slots], (forest, exponents, inside, outside)
-
-
-def _multiply_backward(saved, out_bar):
-    # The matrix is symmetric, and an exponent multiplies the paths from inside to outside.
-    forest, exponents, inside, outside = saved
-    inside_bar, outside_bar = _exponential_sums(forest, exponents, out_bar)
-    exponents_bar = (inside_bar * outside + outside_bar * inside).sum(1).reshape(exponents.shape)
-    return None, exponents_bar, (inside_bar + outside_bar)[forest.slots]
-
-
-_multiply.defvjp(_multiply_forward, _multiply_backward)
-
-
 def _multiply_by_blocks(
     blocks: tuple[HankelBlocks, ...], values: Float[Array, "f"], x: Float[Array, "t c"]
 ) -> Float[JaxArray, "t c"]:
     return sum((block.multiply(values, x) for block in blocks), jnp.zeros_like(x))
 
 
-@jax.custom_vjp
 def _multiply_by_levels(
     forest: Forest, values: Float[Array, "f"], x: Float[Array, "t c"]
 ) -> Float[JaxArray, "t c"]:
     """Return the product by sums over the nodes at each distance (Lemma 6.2)."""
-    return jnp.einsum("f,tfc->tc", values, _level_sums(forest, values.shape[0], x))
+    return _level_product(None, (values, x), forest)
 
 
 def _level_sums(
@@ -208,18 +160,21 @@ def _level_sums(
     return (inside + outside)[forest.slots]
 
 
-def _levels_forward(forest, values, x):
-    return _multiply_by_levels(forest, values, x), (forest, values, x)
+def _levels_forward(_, moving, forest):
+    values, x = moving
+    return jnp.einsum("f,tfc->tc", values, _level_sums(forest, values.shape[0], x)), None
 
 
-def _levels_backward(saved, out_bar):
-    # The matrix is symmetric, as is that of each distance.
-    forest, values, x = saved
+def _levels_backward(_, moving, forest, saved, out_bar):
+    # The matrix is symmetric, as is that of each distance. Nothing is saved: level sums are larger
+    # than x by the number of distances.
+    del saved
+    values, x = moving
     values_bar = jnp.einsum("tfc,tc->f", _level_sums(forest, values.shape[0], x), out_bar)
-    return None, values_bar, _multiply_by_levels(forest, values, out_bar)
+    return values_bar, _multiply_by_levels(forest, values, out_bar)
 
 
-_multiply_by_levels.defvjp(_levels_forward, _levels_backward)
+_level_product = differentiable(_levels_forward, _levels_backward)
 
 
 def _by_columns(

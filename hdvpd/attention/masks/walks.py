@@ -8,46 +8,34 @@ rows: `walk_rows` for graph random features, `rwgnk_rows` in `hdvpd.attention.ma
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, Int, JaxArray, pytree
+from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.sparse_rows import multiply, multiply_transposed
-from hdvpd.attention.walks import Walks
-from hdvpd.errors import UserError
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks, check_modulation
 
 
 @pytree
-class WalkRows(AbstractMask):
-    """The one-sided mask Phi: the walks of a query's token choose its keys.
+class SparseMask(AbstractMask):
+    """A mask stored as sparse rows. Of walks: those of a query's token choose its keys.
 
     Attributes:
-      features: values of the entries; 0 in unused ones.
-      nodes: column of each entry; several entries of a row may share one and add up.
-      num_entries: entries of each row that are in use.
+      rows: M, such as Phi.
     """
 
-    features: Float[Array, "*batch t e"]
-    nodes: Int[Array, "*batch t e"]
-    num_entries: Int[Array, "*batch t"]
+    rows: SparseRows
 
     @property
     def num_tokens(self) -> int:
-        """Rows and columns of Phi."""
-        return self.nodes.shape[0]
+        """Rows and columns of M."""
+        return self.rows.num_rows
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
-        """Return Phi x."""
-        return multiply(self.features, self.nodes, self.num_entries, x)
-
-    def transposed_product(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
-        """Return Phi^T x."""
-        return multiply_transposed(self.features, self.nodes, self.num_entries, x)
+        """Return M x."""
+        return self.rows @ x
 
     def dense(self) -> Float[JaxArray, "t t"]:
-        """Return Phi."""
-        num_tokens = self.num_tokens
-        rows = jnp.broadcast_to(jnp.arange(num_tokens)[:, None], self.nodes.shape)
-        matrix = jnp.zeros((num_tokens, num_tokens), self.features.dtype)
-        return matrix.at[rows, self.nodes].add(self.features)
+        """Return M."""
+        return self.rows.dense()
 
 
 @pytree
@@ -60,13 +48,13 @@ class WalkMask(AbstractMask):
         sampled its diagonal is then too large on average, by the features' variance.
     """
 
-    query_rows: WalkRows
-    key_rows: WalkRows
+    query_rows: SparseRows
+    key_rows: SparseRows
 
     @property
     def num_tokens(self) -> int:
         """Rows and columns of M."""
-        return self.query_rows.num_tokens
+        return self.query_rows.num_rows
 
     def __matmul__(self, x: Float[Array, "t c"]) -> Float[JaxArray, "t c"]:
         """Return Phi_q (Phi_k^T x), in time linear in the entries of both."""
@@ -77,7 +65,7 @@ class WalkMask(AbstractMask):
         return self.query_rows.dense() @ self.key_rows.dense().T
 
 
-def walk_rows(walks: Walks, modulation: Float[Array, "l"]) -> WalkRows:
+def walk_rows(walks: Walks, modulation: Float[Array, "l"]) -> SparseRows:
     """Return the graph random features of walks, in expectation Phi = sum_l f_l W^l.
 
     Args:
@@ -89,14 +77,5 @@ def walk_rows(walks: Walks, modulation: Float[Array, "l"]) -> WalkRows:
       UserError: f is not as long as the walks.
     """
     check_modulation(walks, modulation)
-    return WalkRows(jnp.asarray(walks.loads) @ modulation, walks.nodes, walks.num_entries)
-
-
-def check_modulation(walks: Walks, modulation: Float[Array, "l"]) -> None:
-    """Refuse an f of another length: compiled host code would read beyond its end."""
-    hops = walks.loads.shape[-1]
-    if modulation.shape[0] != hops:
-        raise UserError(
-            f"modulation of {modulation.shape[0]} values for walks of up to {hops - 1} hops: give "
-            f"f_0..f_{hops - 1}, zeros where f ends."
-        )
+    values = jnp.asarray(walks.loads) @ modulation
+    return SparseRows(walks.nodes, values, walks.num_entries, walks.kernels)

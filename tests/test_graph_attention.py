@@ -1,4 +1,4 @@
-"""How `model.walks` reaches the GRF layer: sampled walkers in place of all walks."""
+"""The GRF layer: what it reaches, and how `model.walks` puts sampled walkers in place of all."""
 
 import functools
 
@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import references
 import scenes
 from flax import nnx
 
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.graph_attention import GraphAttention
+from hdvpd.kernels.walks import exact_walks
 
 NUM_TOKENS, NUM_REAL = 24, 18
 
@@ -72,3 +74,54 @@ def test_coincident_tokens_have_finite_gradients_and_padding_none(inputs):
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[NUM_REAL:], 0)
+
+
+# All walks of three hops --------------------------------------------------------------------------
+
+
+def surface_neighbors(num_tokens, seed=0):
+    points = np.random.default_rng(seed).uniform(size=(num_tokens, 3)) * [1, 1, 0]
+    return references.nearest(points, points, 3, exclude_self=True)[0].astype(np.int32)
+
+
+@pytest.fixture(params=["xla", "host"])
+def on_surface(request):
+    """Return the layer as a function of the tokens on a plane."""
+    config = ModelConfig(latent_dim=8, kernels=request.param)
+    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
+    walks = exact_walks(scenes.list_graph(surface_neighbors(40), request.param), 3)
+    return lambda tokens: scenes.apply(graphdef, params)(tokens, walks)
+
+
+def test_tokens_beyond_three_hops_have_exactly_no_influence(on_surface):
+    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(40, 8)), jnp.float32)
+    jacobian = jax.jit(jax.jacrev(lambda x: on_surface(x)[jnp.array([0, 7, 20])]))(tokens)
+    seen = np.abs(jacobian).max(axis=(1, 3)) > 0
+    reach = references.walk_powers(surface_neighbors(40), 3).sum(0) > 0
+    assert reach.mean() < 0.5
+    np.testing.assert_array_equal(seen, reach[[0, 7, 20]])
+
+
+def test_impulse_beyond_three_hops_changes_no_bit(on_surface):
+    tokens = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
+    apply = jax.jit(on_surface)
+    before = np.asarray(apply(tokens))
+    tokens[11] += 100.0
+    changed = (np.asarray(apply(tokens)) != before).any(1)
+    reach = references.walk_powers(surface_neighbors(40), 3).sum(0)[:, 11] > 0
+    np.testing.assert_array_equal(changed, reach)
+
+
+def test_initial_modulation_is_the_public_codes():
+    attention = GraphAttention(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
+    modulation = jax.nn.softplus(attention.raw_modulation[...])
+    np.testing.assert_allclose(modulation, np.exp(-0.01 * np.arange(4)), rtol=1e-6)
+
+
+def test_values_and_gradients_are_finite_over_magnitudes(on_surface):
+    run = jax.jit(jax.value_and_grad(lambda x: (on_surface(x) ** 2).mean()))
+    direction = np.random.default_rng(4).normal(size=(40, 8)).astype(np.float32)
+    for scale in (0.0, 1e-6, 1e-2, 1e2, 1e6):
+        value, grads = run(scale * direction)
+        assert np.isfinite(value)
+        assert np.isfinite(grads).all()

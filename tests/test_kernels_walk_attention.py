@@ -1,5 +1,6 @@
-"""GRF attention against the dense masked form and sampled walks; its two kernels compared."""
+"""Attention along walks against the dense masked form and sampled walks; its forms compared."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,14 +10,11 @@ import numpy as np
 import pytest
 import references
 import scenes
-from flax import nnx
 
-from hdvpd.attention import walks_pallas
 from hdvpd.attention.graphs import edge_graph
 from hdvpd.attention.grf import walk_attention
-from hdvpd.attention.walks import exact_walks, sample_walks
-from hdvpd.config import ModelConfig
-from hdvpd.dynamics.graph_attention import GraphAttention
+from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.kernels.walks import exact_walks
 
 KERNELS = ("xla", "host")
 MODULATION = np.array([1.1, 0.7, 0.4, 0.9], np.float32)
@@ -29,8 +27,8 @@ def kernels(request):
 
 @functools.partial(jax.jit, static_argnames="kernels")
 def attend(query, key, value, modulation, neighbors, kernels):
-    walks = exact_walks(scenes.list_graph(neighbors), modulation.shape[0] - 1, kernels)
-    return walk_attention(query, key, value, modulation, walks, kernels)
+    walks = exact_walks(scenes.list_graph(neighbors, kernels), modulation.shape[0] - 1)
+    return walk_attention(query, key, value, modulation, walks)
 
 
 def surface_neighbors(num_tokens, seed=0):
@@ -82,15 +80,15 @@ def test_equals_twenty_seven_sampled_repelling_walks(kernels):
 def test_equals_the_dense_form_for_the_same_sampled_walks(coupling, form):
     # A directed graph with a loop, a double edge, an isolated node and a dead end.
     edges = np.array([[1, 1], [1, 2], [1, 2], [2, 3], [3, 2], [4, 0], [4, 1]])
-    graph = edge_graph(6, *edges.T, np.array([0.3, 0.4, 0.2, 0.9, 0.5, 0.7, 0.6]))
-    build = jax.jit(lambda key: sample_walks(graph, 4, 3, key, halting=0.3, coupling=coupling,
-                                             kernels=form))  # fmt: skip
+    weights = np.array([0.3, 0.4, 0.2, 0.9, 0.5, 0.7, 0.6])
+    graph = edge_graph(6, *edges.T, weights, kernels=form)
+    build = jax.jit(lambda key: sample_walks(graph, 4, 3, key, halting=0.3, coupling=coupling))
     walks = build(jax.random.key(2))
     inputs = random_inputs(6)
     mask = np.zeros((6, 6))
     loads = np.float64(walks.loads) @ np.float64(MODULATION)
     np.add.at(mask, (np.arange(6)[:, None], np.asarray(walks.nodes)), loads)
-    out = np.asarray(walk_attention(*inputs, MODULATION, walks, form))
+    out = np.asarray(walk_attention(*inputs, MODULATION, walks))
     np.testing.assert_allclose(out, references.masked_attention(*inputs, mask), atol=1e-5)
     np.testing.assert_allclose(out[[0, 5]], inputs[2][[0, 5]], rtol=1e-6)
 
@@ -208,41 +206,17 @@ def test_all_forms_agree_under_transformations(small, pair, reference, transform
 @pytest.mark.parametrize("form", ["host", "pallas"])
 def test_walks_that_are_only_listed_give_the_same(small, form):
     inputs, neighbors, cotangent = small
-    listed = exact_walks(scenes.list_graph(neighbors), 3, "xla")
+    listed = exact_walks(scenes.list_graph(neighbors, "xla"), 3)
 
     def pull_back(kernels):
-        out, vjp = jax.vjp(
-            lambda *x: walk_attention(*x, listed, kernels), *map(jnp.asarray, inputs)
-        )
+        walks = dataclasses.replace(listed, kernels=kernels)
+        out, vjp = jax.vjp(lambda *x: walk_attention(*x, walks), *map(jnp.asarray, inputs))
         return out, *vjp(jnp.asarray(cotangent))
 
     for one, other in zip(
         *(jax.jit(pull_back, static_argnums=0)(k) for k in (form, "xla")), strict=True
     ):
         np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11) and jax.default_backend() == "cpu",
-    reason="jax 0.11 translates to Triton, deprecated there, only where a GPU is",
-)
-def test_pallas_form_lowers_to_triton():
-    # No GPU is needed to translate the kernels; sizes are no powers of two and no whole blocks.
-    walks = jax.eval_shape(lambda x: exact_walks(scenes.list_graph(x), 3, "pallas"),
-                           surface_neighbors(37))  # fmt: skip
-
-    @jax.jit
-    def gradient(query, key, value, mask, walks):
-        return jax.grad(
-            lambda *x: walks_pallas.attend(*x, walks, interpret=False).sum(), (0, 1, 2, 3)
-        )(query, key, value, mask)
-
-    shapes = [jax.ShapeDtypeStruct((37, width), np.float32) for width in (8, 8, 5, 40)]
-    lowered = gradient.trace(*shapes, walks).lower(lowering_platforms=("cuda",))
-    text = lowered.as_text()
-    assert text.count("gpu.triton") == 3
-    # The gathered array of [t, e, c] exists nowhere.
-    assert "37x40x8" not in text
 
 
 def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
@@ -257,47 +231,3 @@ def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
         numba.set_num_threads(threads)
     for one, other in zip(results[0], results[-1], strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def layer(kernels, dim=8):
-    config = ModelConfig(latent_dim=dim, kernels=kernels)
-    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
-    walks = exact_walks(scenes.list_graph(surface_neighbors(40)), 3, kernels)
-    return lambda tokens: scenes.apply(graphdef, params)(tokens, walks), walks
-
-
-def test_tokens_beyond_three_hops_have_exactly_no_influence(kernels):
-    apply, _ = layer(kernels)
-    tokens = jnp.asarray(np.random.default_rng(3).normal(size=(40, 8)), jnp.float32)
-    jacobian = jax.jit(jax.jacrev(lambda x: apply(x)[jnp.array([0, 7, 20])]))(tokens)
-    seen = np.abs(jacobian).max(axis=(1, 3)) > 0
-    reach = references.walk_powers(surface_neighbors(40), 3).sum(0) > 0
-    assert reach.mean() < 0.5
-    np.testing.assert_array_equal(seen, reach[[0, 7, 20]])
-
-
-def test_impulse_beyond_three_hops_changes_no_bit(kernels):
-    apply, _ = layer(kernels)
-    tokens = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)
-    apply = jax.jit(apply)
-    before = np.asarray(apply(tokens))
-    tokens[11] += 100.0
-    changed = (np.asarray(apply(tokens)) != before).any(1)
-    reach = references.walk_powers(surface_neighbors(40), 3).sum(0)[:, 11] > 0
-    np.testing.assert_array_equal(changed, reach)
-
-
-def test_initial_modulation_is_the_public_codes():
-    attention = GraphAttention(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
-    modulation = jax.nn.softplus(attention.raw_modulation[...])
-    np.testing.assert_allclose(modulation, np.exp(-0.01 * np.arange(4)), rtol=1e-6)
-
-
-def test_values_and_gradients_are_finite_over_magnitudes(kernels):
-    apply, _ = layer(kernels)
-    run = jax.jit(jax.value_and_grad(lambda x: (apply(x) ** 2).mean()))
-    direction = np.random.default_rng(4).normal(size=(40, 8)).astype(np.float32)
-    for scale in (0.0, 1e-6, 1e-2, 1e2, 1e6):
-        value, grads = run(scale * direction)
-        assert np.isfinite(value)
-        assert np.isfinite(grads).all()

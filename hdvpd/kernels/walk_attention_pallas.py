@@ -1,6 +1,6 @@
 """Attention along walks as fused GPU kernels (Pallas, lowered to Triton).
 
-Twin of the plain JAX form in `grf.walk_attention`. Every program holds the rows of a few tokens and
+Every program holds the rows of a few tokens and
 reads, entry by entry, the rows of the tokens that their walks reach; no gathered [t, e, c] array
 exists. Cotangents of keys and values go the other way along the walks: every program then holds the
 rows of a few nodes and reads the entries that end there, in the order that `Walks.incoming` lists
@@ -20,7 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from hdvpd.array_typing import Array, Float
-from hdvpd.attention.walks import Walks
+from hdvpd.kernels.derivatives import differentiable
+from hdvpd.kernels.walks import Walks
 
 # Tokens per program: 16 rows of 128 floats are 16 registers per thread of four warps.
 _BLOCK = 16
@@ -50,7 +51,7 @@ def attend(
     interpret = jax.default_backend() == "cpu" if interpret is None else interpret
     channels = value.shape[1]
     query, key, value = (_with_power_of_two_columns(x) for x in (query, key, value))
-    out = jnp.asarray(_attend(interpret, query, key, value, mask, walks))
+    out = jnp.asarray(_attend(interpret, (query, key, value, mask), walks))
     return out[:, :channels]
 
 
@@ -144,36 +145,33 @@ def _columns_kernel(
     value_bar_ref[rows, :] = value_bar
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(interpret, query, key, value, mask, walks):
-    return _forward(interpret, query, key, value, mask, walks)[0]
-
-
-def _forward(interpret, query, key, value, mask, walks):
-    arguments = (query, key, value, mask, walks.nodes, walks.num_entries)
+def _forward(interpret, moving, walks):
+    value = moving[2]
     results = [_like(value), jax.ShapeDtypeStruct(walks.num_entries.shape, jnp.float32)]
-    out, total = _launch(_forward_kernel, len(query), results, interpret, *arguments)
-    return out, (arguments, walks, (out, total))
+    arguments = (*moving, walks.nodes, walks.num_entries)
+    out, total = _launch(_forward_kernel, len(value), results, interpret, *arguments)
+    return out, (out, total)
 
 
-def _backward(interpret, residuals, out_bar):
-    arguments, walks, saved = residuals
-    query, key, value, mask = arguments[:4]
+def _backward(interpret, moving, walks, saved, out_bar):
+    query, key, value, mask = moving
     results = [_like(x) for x in (query, mask, mask, mask)]
     query_bar, mask_bar, score_bar, weight = _launch(
-        _rows_kernel, len(query), results, interpret, *arguments, *saved, out_bar
-    )
+        _rows_kernel, len(query), results, interpret,
+        *moving, walks.nodes, walks.num_entries, *saved, out_bar,
+    )  # fmt: skip
+    order = (walks.incoming.entries, walks.incoming.offsets)
     key_bar, value_bar = _launch(
         _columns_kernel, len(query), [_like(key), _like(value)], interpret,
-        query, out_bar, score_bar.ravel(), weight.ravel(), walks.incoming, walks.incoming_offsets,
+        query, out_bar, score_bar.ravel(), weight.ravel(), *order,
     )  # fmt: skip
     # The kernel does not write unused entries.
     used = jnp.arange(mask.shape[1])[None] < walks.num_entries[:, None]
-    return query_bar, key_bar, value_bar, jnp.where(used, mask_bar, 0.0), None
+    return query_bar, key_bar, value_bar, jnp.where(used, mask_bar, 0.0)
 
 
 def _like(array: Float[Array, "..."]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, jnp.float32)
 
 
-_attend.defvjp(_forward, _backward)
+_attend = differentiable(_forward, _backward)

@@ -1,9 +1,7 @@
-"""Compiled host code of the two passes over a forest (numba).
+"""Compiled host form of the two passes over a forest, for edges that multiply what they carry.
 
-Twin of `forests.path_sums` for edges that multiply what they carry. XLA's form takes a step per
-level, so that a path costs its number of nodes in steps; here every slot costs the same.
-
-`no_type_check` keeps the tests' shape checker from wrapping what numba has to compile.
+The plain JAX form takes a step per level, so that a path costs its number of nodes in steps; here
+every slot costs the same.
 """
 
 from typing import no_type_check
@@ -11,10 +9,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import parallel_njit
-
-# Columns that one thread carries through both passes.
-_SLAB = 16
+from hdvpd.kernels.compiled import SLAB, parallel_njit
 
 
 @parallel_njit()
@@ -40,8 +35,8 @@ def weighted_path_sums(
       outside: (slots, c).
     """
     num_slots, num_columns = x.shape
-    for slab in prange(-(-num_columns // _SLAB)):
-        start, end = slab * _SLAB, min(num_columns, (slab + 1) * _SLAB)
+    for slab in prange(-(-num_columns // SLAB)):
+        start, end = slab * SLAB, min(num_columns, (slab + 1) * SLAB)
         # Slots lie level after level from the roots on: children come after their parents.
         for slot in range(num_slots - 1, -1, -1):
             for column in range(start, end):

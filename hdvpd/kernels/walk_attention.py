@@ -1,0 +1,68 @@
+"""Linear attention among the entries of walks: every token attends to where its walks lead."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hdvpd.array_typing import Array, Float
+from hdvpd.kernels import walk_attention_host
+from hdvpd.kernels.choice import use_host_kernels
+from hdvpd.kernels.derivatives import differentiable
+from hdvpd.kernels.host import host_call
+from hdvpd.kernels.walks import Walks, check_modulation, merged
+
+
+def attend_along_walks(
+    query: Float[Array, "t m"],
+    key: Float[Array, "t m"],
+    value: Float[Array, "t c"],
+    modulation: Float[Array, "l"],
+    walks: Walks,
+) -> Float[Array, "t c"]:
+    """Attend along walks: out_i = sum_e c_e v_e / sum_e c_e, c_e = (q_i . k_e) sum_l f_l W^l_ie.
+
+    Args:
+      query: positive feature map of the queries, as keys and values in float32.
+      key: positive feature map of the keys.
+      value: values.
+      modulation: f, not negative.
+      walks: entries of every token. The form is theirs: compiled host code or Pallas, which never
+        materialise [t, e, c], or plain JAX. Listed walks are merged first where a form needs their
+        transpose.
+
+    Returns:
+      Weighted means of the values; weights sum to one.
+
+    Raises:
+      UserError: f is not as long as the walks.
+    """
+    check_modulation(walks, modulation)
+    if use_host_kernels(walks.kernels):
+        return _on_host(None, (query, key, value, modulation), merged(walks))
+    if walks.kernels == "pallas":
+        from hdvpd.kernels import walk_attention_pallas
+
+        walks = merged(walks)
+        return walk_attention_pallas.attend(query, key, value, walks.loads @ modulation, walks)
+    scores = jnp.einsum("tm,tem->te", query, key[walks.nodes])
+    weights = scores * (walks.loads @ modulation)
+    total = jnp.einsum("te,tec->tc", weights, value[walks.nodes])
+    return total / weights.sum(-1)[:, None]
+
+
+def _forward(_, moving, walks):
+    results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (moving[2], walks.num_entries)]
+    arguments = (*moving, walks.nodes, walks.loads, walks.num_entries)
+    out, normalizer = host_call(walk_attention_host.forward, results, *arguments)
+    return out, (out, normalizer)
+
+
+def _backward(_, moving, walks, saved, out_bar):
+    results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in moving]
+    rows = (walks.nodes, walks.loads, walks.num_entries)
+    order = (walks.incoming.entries, walks.incoming.offsets)
+    arguments = (*moving, *rows, *order, *saved, out_bar)
+    return tuple(host_call(walk_attention_host.backward, results, *arguments))
+
+
+_on_host = differentiable(_forward, _backward)

@@ -1,0 +1,187 @@
+"""Which form of an operation runs: the choice reaches all, and plain JAX calls no host code.
+
+Programs are translated for CUDA, values and gradients, which needs no GPU.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scenes
+from flax import nnx
+from jax import export
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from hdvpd.attention.masks.forests import edge_forest
+from hdvpd.attention.masks.trees import ExponentialForestMask
+from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.config import ModelConfig
+from hdvpd.dynamics.graph_attention import GraphAttention
+from hdvpd.kernels import walk_attention_pallas
+from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.walk_attention import attend_along_walks
+from hdvpd.kernels.walks import exact_walks
+from hdvpd.model import Model
+
+NEIGHBORS = np.random.default_rng(0).integers(0, 37, (37, 3)).astype(np.int32)
+POINTS = np.random.default_rng(1).normal(size=(37, 3)).astype(np.float32)
+X = np.random.default_rng(2).uniform(0.1, 1, (37, 5)).astype(np.float32)
+MODULATION = np.float32([1.0, 0.7, 0.4])
+
+
+def neighbours(kernels, points):
+    backend = {"host": "kdtree", "xla": "xla"}[kernels]
+    return knn(points, points, 3, exclude_self=True, backend=backend).distances
+
+
+def annular(kernels, positions, features):
+    found = np.ones((37, 3), bool)
+    scales = ((0.0, 0.1), (0.1, 0.2))
+    return annular_sums(positions, features, POINTS, NEIGHBORS, found, *scales, kernels)
+
+
+def all_walks(kernels, x):
+    walks = exact_walks(scenes.list_graph(NEIGHBORS, kernels), 2)
+    return attend_along_walks(x, x, x, MODULATION, walks)
+
+
+def some_walks(kernels, x):
+    graph = scenes.list_graph(NEIGHBORS, kernels)
+    walks = sample_walks(graph, 4, 2, jax.random.key(0), halting=0.2)
+    return attend_along_walks(x, x, x, MODULATION, walks)
+
+
+def products(kernels, x):
+    graph = scenes.list_graph(NEIGHBORS, kernels)
+    return graph @ graph.transposed_product(x)
+
+
+def paths(kernels, rate, x):
+    edges = np.stack([np.arange(1, 37), np.arange(36)], axis=1)
+    return ExponentialForestMask(edge_forest(37, edges, kernels=kernels), rate, 0.0) @ x
+
+
+# Arguments, and the host code that runs forward and backward.
+OPERATIONS = {
+    neighbours: ((POINTS,), {"neighbors_host.kdtree"}),
+    annular: ((POINTS, X), {"annular_sums_host.forward", "annular_sums_host.backward"}),
+    all_walks: (
+        (X,),
+        {"walks_host.follow", "walk_attention_host.forward", "walk_attention_host.backward"},
+    ),
+    some_walks: (
+        (X,),
+        {"walks_host.merge", "walk_attention_host.forward", "walk_attention_host.backward"},
+    ),
+    products: (
+        (X,),
+        {f"sparse_rows_host.{name}" for name in ("multiply", "multiply_transposed")},
+    ),
+    paths: ((np.float32(-0.5), X), {"forests_host.weighted_path_sums"}),
+}
+
+
+def gradients(operation, *arguments):
+    """Return a compiled function of the arguments: the result and all gradients of its sum."""
+
+    def total(*arguments):
+        out = operation(*arguments)
+        return (out**2).sum(), out
+
+    return jax.jit(jax.value_and_grad(total, tuple(range(len(arguments))), has_aux=True))
+
+
+def called(text):
+    """Return what a program calls outside of itself."""
+    return set(re.findall(r"custom_call @([^\s(]+)", text.replace('"', "")))
+
+
+def on_cuda(function, *arguments):
+    """Return the text of a program for GPUs; jax refuses one that calls back into Python."""
+    text = export.export(function, platforms=["cuda"])(*arguments).mlir_module()
+    assert "callback" not in text
+    assert not any("hdvpd" in name for name in called(text))
+    return text
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_plain_jax_runs_on_a_gpu_without_the_host(operation):
+    arguments, _ = OPERATIONS[operation]
+    on_cuda(gradients(functools.partial(operation, "xla"), *arguments), *arguments)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_host_code_runs_where_it_is_chosen(operation):
+    arguments, expected = OPERATIONS[operation]
+    program = gradients(functools.partial(operation, "host"), *arguments)
+    names = called(program.trace(*arguments).lower().as_text())
+    assert {name for name in names if "hdvpd" in name} == {f"hdvpd.kernels.{x}" for x in expected}
+
+
+@pytest.mark.parametrize("local", ["grf", "rwgnk", "diffusion"])
+def test_setting_of_the_model_reaches_the_masks_of_its_layers(local):
+    mask, tokens = np.arange(37) < 30, np.tile(X, (1, 2))[:, :8]
+
+    def program(kernels, knn):
+        config = ModelConfig(latent_dim=8, local=local, kernels=kernels, knn=knn)
+        graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
+
+        def layer(tokens):
+            plan = GraphAttention.plan(config, jnp.asarray(POINTS), mask, jax.random.key(0))
+            return scenes.apply(graphdef, params)(tokens, plan)
+
+        return gradients(layer, tokens)
+
+    on_cuda(program("xla", "xla"), tokens)
+    names = called(program("host", "kdtree").trace(tokens).lower().as_text())
+    assert any("kdtree" in name for name in names)
+    assert any("_host.multiply" in name or "_host.follow" in name for name in names)
+
+
+def test_the_whole_model_runs_on_a_gpu_without_the_host():
+    settings = {"kernels": "xla", "knn": "xla", "local": "rwgnk"}
+    config = scenes.tiny_config(model=settings, train={"horizon": 1})
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    batch = scenes.make_batch(1, 3, 12, 16)
+
+    @jax.jit
+    def gradient(params):
+        def total(params):
+            return scenes.apply(graphdef, params).loss(batch, jax.random.key(1)).sum()
+
+        return jax.grad(total)(params)
+
+    on_cuda(gradient, params)
+
+
+# jax 0.11 says that it will drop this way to a GPU.
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+def test_pallas_form_lowers_to_triton():
+    # Sizes are no powers of two and no whole blocks.
+    walks = exact_walks(scenes.list_graph(NEIGHBORS, "pallas"), 3)
+
+    @jax.jit
+    def gradient(query, key, value, mask, walks):
+        return jax.grad(
+            lambda *x: walk_attention_pallas.attend(*x, walks, interpret=False).sum(),
+            (0, 1, 2, 3),
+        )(query, key, value, mask)
+
+    # From 0.11 on, jax asks for which GPU, if it finds none.
+    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    triton = "__gpu$xla.gpu.triton"  # jax promises no compatibility of what it saves to a file
+    translate = export.export(
+        gradient,
+        platforms=["cuda"],
+        disabled_checks=[export.DisabledSafetyCheck.custom_call(triton)],
+    )
+    shapes = [jax.ShapeDtypeStruct((37, width), np.float32) for width in (8, 8, 5, 40)]
+    with use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+        text = translate(*shapes, walks).mlir_module()
+    assert len(re.findall(rf"custom_call @{re.escape(triton)}", text)) == 3
+    # The gathered array of [t, e, c] exists nowhere.
+    assert "37x40x8" not in text
