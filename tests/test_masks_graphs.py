@@ -374,9 +374,11 @@ def test_the_direct_contraction_is_attention_under_the_one_sided_mask():
     rng = np.random.default_rng(0)
     query, key = (np.float32(np.maximum(rng.normal(size=(9, 4)), 0) + 1e-3) for _ in range(2))
     value = np.float32(rng.normal(size=(9, 3)))
-    expected = masked_linear_attention(query, key, value, walk_rows(walks, MODULATION))
+    mask = SparseMask(walk_rows(walks, MODULATION))
+    expected = masked_linear_attention(query, key, value, mask)
     for kernels in ("xla", "host"):
-        direct = walk_attention(query, key, value, MODULATION, walks, kernels)
+        form = dataclasses.replace(walks, kernels=kernels)
+        direct = walk_attention(query, key, value, MODULATION, form)
         np.testing.assert_allclose(direct, expected, atol=1e-5)
 
 
