@@ -395,7 +395,7 @@ def irregular_adjacency():
 @pytest.mark.parametrize(("kernels", "norm_power"), [("host", 0.0), ("host", 0.5), ("xla", 1.0)])
 def test_rwgnk_of_all_walks_is_its_closed_form(kernels, norm_power):
     adjacency = irregular_adjacency()
-    walks = exact_walks(transition_graph(matrix_graph(adjacency)), 3, kernels)
+    walks = exact_walks(transition_graph(matrix_graph(adjacency, kernels=kernels)), 3)
     matrix = adjacency / adjacency.sum(1, keepdims=True)
     psi = sum(0.6**e * np.linalg.matrix_power(matrix, e) for e in range(4))
     psi /= np.linalg.norm(psi, axis=1, keepdims=True) ** norm_power
@@ -411,7 +411,7 @@ def test_rwgnk_lies_within_the_papers_bounds():
     adjacency = irregular_adjacency()
     # rho^8 / (1 - rho) < 1e-5 is what seven hops leave out.
     rho, degrees = 0.2, adjacency.sum(1)
-    walks = exact_walks(transition_graph(matrix_graph(adjacency)), 6, "host")
+    walks = exact_walks(transition_graph(matrix_graph(adjacency)), 6)
     kernel = np.asarray(rwgnk_mask(walks, jnp.float32(rho), 0.0).dense())
     lower, upper = (
         np.linalg.matrix_power(np.linalg.inv(np.eye(7) - rho * adjacency / degree), 2)
