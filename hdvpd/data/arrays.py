@@ -70,11 +70,7 @@ def camera_array(camera: str, key: str) -> str:
 
 
 def spec_of(name: str) -> ArraySpec:
-    """Return what an array is like; nothing is known of undeclared ones.
-
-    Args:
-      name: its path inside an episode.
-    """
+    """Return what the array of a path inside an episode is like; nothing is known of others."""
     folder, _, rest = name.partition("/")
     kind = f"cameras/*/{rest.rpartition('/')[2]}" if folder == "cameras" else name
     return KINDS.get(kind, ArraySpec())

@@ -23,16 +23,10 @@ SHEET_EPISODES = 4
 
 
 def inspect(path: str | Path) -> Path:
-    """Print what a data set holds and write its contact sheet.
+    """Print what a data set holds, write its contact sheet and return the sheet's path.
 
     Every array of every episode is opened and its shape and type checked; the images that are
     shown are read.
-
-    Args:
-      path: folder of the data set.
-
-    Returns:
-      The contact sheet, `path/contact_sheet.png`.
 
     Raises:
       UserError: the data set is missing or damaged.
@@ -60,10 +54,6 @@ def contact_sheet(
     dataset: Dataset, episodes: Sequence[EpisodeInfo]
 ) -> UInt8[np.ndarray, "rows columns 3"]:
     """Lay out frames of episodes: for each episode and camera a row of colour and one of depth.
-
-    Args:
-      dataset: to read from.
-      episodes: to show.
 
     Returns:
       One image; near is bright in the rows of depth, and invalid depth is black.

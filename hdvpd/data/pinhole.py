@@ -73,9 +73,6 @@ def scale_intrinsics(
       intrinsics: of images of the old size [px].
       old: height and width [px].
       new: height and width [px].
-
-    Returns:
-      Intrinsics of the resized images.
     """
     scale = np.array([new[1] / old[1], new[0] / old[0], 1.0])
     return intrinsics * scale.reshape((1,) * (intrinsics.ndim - 2) + (3, 1))

@@ -130,13 +130,6 @@ class DatasetInfo:
 def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
     """Read a decoded dataset.json.
 
-    Args:
-      raw: the decoded file.
-      file: where it came from.
-
-    Returns:
-      The checked content.
-
     Raises:
       UserError: another format or version, a missing key or an impossible value.
     """
@@ -182,15 +175,7 @@ def describe_camera(height: int, width: int, mount: str = "world") -> dict[str, 
 
 
 def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
-    """Read a decoded episode.json.
-
-    Args:
-      raw: the decoded file.
-      number: of the episode, from its folder.
-      file: where it came from.
-
-    Returns:
-      The checked content.
+    """Read a decoded episode.json; its number is that of its folder.
 
     Raises:
       UserError: a missing key or an impossible value.
@@ -218,14 +203,7 @@ def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
 
 
 def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
-    """Read the objects of a decoded dataset.json or episode.json.
-
-    Args:
-      raw: its `objects`.
-      file: where it came from.
-
-    Returns:
-      Objects in the order of `truth/object_to_world`.
+    """Read `objects` of a decoded dataset.json or episode.json, in the order of the array.
 
     Raises:
       UserError: not a list of objects with a name and, where given, three channels.
@@ -248,10 +226,6 @@ def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
 
 def split_of(number: int, episodes: int) -> Literal["train", "validation", "test"]:
     """Say to which split a simulated episode belongs.
-
-    Args:
-      number: of the episode.
-      episodes: of the data set.
 
     Returns:
       By the last digit: 8 is validation, 9 is test. Of fewer than ten episodes the last is test
@@ -286,10 +260,6 @@ def _parse_camera(raw: Any, key: str, file: Path) -> CameraInfo:
 
 def parse_robot(raw: Json, file: Path) -> RobotInfo:
     """Read the robot of a decoded dataset.json.
-
-    Args:
-      raw: its `robot`.
-      file: where it came from.
 
     Returns:
       Names, and the skeleton; without one in the file, every link is a point and every parent and

@@ -37,9 +37,6 @@ class Dataset:
     def __init__(self, path: str | Path) -> None:
         """Read dataset.json and every episode.json.
 
-        Args:
-          path: folder of the data set.
-
         Raises:
           UserError: it does not exist, is no data set, holds no episode or is damaged.
         """
@@ -121,12 +118,6 @@ class Dataset:
     def episode(self, number: int) -> EpisodeInfo:
         """Return what is known of one episode.
 
-        Args:
-          number: of the episode.
-
-        Returns:
-          Its length, task and split.
-
         Raises:
           UserError: there is no such episode.
         """
@@ -142,36 +133,17 @@ class Dataset:
         return self.info.objects if episode.objects is None else episode.objects
 
     def split(self, name: str) -> tuple[EpisodeInfo, ...]:
-        """Return the episodes of a split.
-
-        Args:
-          name: train, validation or test.
-
-        Returns:
-          Episodes by ascending number; none if the split is empty.
-        """
+        """Return the episodes of a split by ascending number; none if it is empty."""
         return tuple(episode for episode in self.episodes if episode.split == name)
 
     def identity(self) -> str:
-        """Return a fingerprint of what the data set says it holds.
-
-        Returns:
-          A hexadecimal digest of dataset.json and every episode's length, task and split; it does
-          not depend on where the data set lies.
-        """
+        """Return a fingerprint of dataset.json and of every episode.json, wherever the data lie."""
         listed = [[e.number, e.length, e.task, e.split, e.seed] for e in self.episodes]
         text = json.dumps([self.info.raw, listed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def scene_spec(self, data_config: DataConfig) -> SceneSpec:
-        """Say what a model must know before it can be built for this data set.
-
-        Args:
-          data_config: may override the workspace box.
-
-        Returns:
-          Number of kinematic points and the workspace box.
-        """
+        """Return the number of kinematic points, and the workspace box, which may be overridden."""
         low = _corner(data_config.workspace_min) or self.workspace_min
         high = _corner(data_config.workspace_max) or self.workspace_max
         return SceneSpec(self.robot.skeleton.num_points, low, high)
@@ -188,14 +160,7 @@ class Dataset:
                     self.open_array(episode.number, name)
 
     def open_array(self, number: int, name: str) -> tensorstore.TensorStore:
-        """Open one array of an episode and check what it claims to be.
-
-        Args:
-          number: of the episode.
-          name: its path inside the episode, for instance `cameras/cam0/rgb`.
-
-        Returns:
-          The array, not read yet.
+        """Open one array of an episode, not reading it, and check what it claims to be.
 
         Raises:
           UserError: it is missing, unreadable, or has another shape or type than it should.
@@ -223,30 +188,13 @@ class Dataset:
         return array
 
     def has_array(self, number: int, name: str) -> bool:
-        """Say whether an episode has an array.
-
-        Args:
-          number: of the episode.
-          name: its path inside the episode.
-
-        Returns:
-          Whether it is there; it may still be damaged.
-        """
+        """Say whether an episode has an array; it may still be damaged."""
         return (episode_folder(self.path, number) / name / "zarr.json").is_file()
 
     def read(
         self, number: int, name: str, start: int | None = None, length: int | None = None
     ) -> np.ndarray:
-        """Read an array of an episode, or some of its frames.
-
-        Args:
-          number: of the episode.
-          name: its path inside the episode.
-          start: first frame, or None for the whole array.
-          length: frames to read, when start is given.
-
-        Returns:
-          The values as stored.
+        """Read an array of an episode, or some of its frames, as `read_many` does.
 
         Raises:
           UserError: it is missing, damaged, or not what it should be.
@@ -341,12 +289,6 @@ def _corner(values: tuple[float, ...]) -> tuple[float, float, float] | None:
 
 def read_json(file: Path) -> Any:
     """Read a JSON file of a data set.
-
-    Args:
-      file: to read.
-
-    Returns:
-      The decoded content.
 
     Raises:
       UserError: it is missing or damaged.

@@ -90,14 +90,7 @@ class WindowIndex:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return one window.
-
-        Args:
-          index: 0 .. len - 1, by episode and then by start frame.
-
-        Returns:
-          Number of the episode and first frame.
-        """
+        """Return number of the episode and first frame of a window; by episode, then by start."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         position = int(np.searchsorted(self._ends, index, side="right"))
@@ -148,14 +141,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def select_cameras(dataset: Dataset, data_config: DataConfig) -> tuple[str, ...]:
-    """Return the cameras an experiment reads.
-
-    Args:
-      dataset: to read from.
-      data_config: names them, or leaves it to the data set.
-
-    Returns:
-      Names, in the order of the views.
+    """Return the cameras an experiment reads, in the order of the views.
 
     Raises:
       UserError: a camera does not exist.
@@ -215,14 +201,7 @@ def read_window(
 
 
 def stack_windows(windows: Sequence[Batch]) -> Batch:
-    """Put windows side by side.
-
-    Args:
-      windows: of equal length, cameras and image size.
-
-    Returns:
-      The same with a leading batch axis.
-    """
+    """Put windows of equal length, cameras and size side by side: a leading batch axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *windows)
 
 

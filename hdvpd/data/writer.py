@@ -34,15 +34,7 @@ INCOMPLETE = "incomplete.json"
 
 
 def episode_folder(path: Path, number: int) -> Path:
-    """Return the folder of an episode.
-
-    Args:
-      path: the data set.
-      number: of the episode.
-
-    Returns:
-      `path/episodes/<six digits>`.
-    """
+    """Return the folder of an episode."""
     return path / "episodes" / f"{number:06d}"
 
 
@@ -149,10 +141,7 @@ class EpisodeWriter:
         self._writing: list[tensorstore.WriteFutures] = []
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write whole arrays.
-
-        Args:
-          arrays: by path inside the episode.
+        """Write whole arrays, by path inside the episode.
 
         Raises:
           UserError: the disk is full or not writable.
@@ -221,14 +210,7 @@ class EpisodeWriter:
 
 
 def finished_episodes(path: Path) -> list[int]:
-    """List the episodes that are complete.
-
-    Args:
-      path: the data set.
-
-    Returns:
-      Their numbers, ascending.
-    """
+    """List the numbers of the episodes that are complete, ascending."""
     folder = path / "episodes"
     if not folder.is_dir():
         return []
@@ -236,11 +218,7 @@ def finished_episodes(path: Path) -> list[int]:
 
 
 def clear_partial_episodes(path: Path) -> None:
-    """Remove what killed writers left behind; episodes of live writers stay.
-
-    Args:
-      path: the data set.
-    """
+    """Remove what killed writers left behind; episodes of live writers stay."""
     for entry in (path / "episodes").glob(".partial-*"):
         if entry.is_dir() and not _is_locked(entry):
             shutil.rmtree(entry, ignore_errors=True)

@@ -188,9 +188,6 @@ def measure(moments: Sequence[Moment], index: Indexer, max_points: int = 4000) -
       moments: what they saw; every moment has the same cameras.
       index: makes the nearest-point search.
       max_points: of each image that are compared with each other camera, evenly spread.
-
-    Returns:
-      The evidence.
     """
     cameras = tuple(moments[0].views)
     shared: dict[tuple[str, str], list[SharedPoints]] = defaultdict(list)

@@ -102,9 +102,6 @@ def check(
       frames: of each of them that are compared in full, evenly spread.
       backend: library for the nearest-point search.
 
-    Returns:
-      The report.
-
     Raises:
       UserError: the data set is missing or damaged, or a number is impossible.
     """

@@ -76,13 +76,10 @@ class Surface:
 
 
 def choose_indexer(backend: Backend = "auto") -> tuple[str, Indexer]:
-    """Choose the library that searches.
+    """Choose the library that searches; return its name and its indexer.
 
     Args:
       backend: "auto" takes Open3D if it imports.
-
-    Returns:
-      Name of the library, and its indexer.
 
     Raises:
       UserError: Open3D was asked for and does not import.
@@ -123,10 +120,6 @@ def _open3d_index(core: Any, points: np.ndarray) -> Search:
 
 def observe(view: View, index: Indexer) -> Surface | None:
     """Make the surface that a view saw.
-
-    Args:
-      view: the camera's image.
-      index: makes the search.
 
     Returns:
       None if no depth is valid or the calibration is not finite.

@@ -96,15 +96,12 @@ def sentinel(valid_m: Float[np.ndarray, "n"], pixels: int) -> float | None:
 def intrinsics_faults(
     intrinsics: Float[np.ndarray, "3 3"], height: int, width: int
 ) -> tuple[list[str], list[str]]:
-    """Judge whether intrinsics can belong to images of a size.
+    """Judge whether intrinsics can belong to images of a size: what cannot be, what is unusual.
 
     Args:
       intrinsics: pinhole matrix [px].
       height: image rows.
       width: image columns.
-
-    Returns:
-      What cannot be, and what is merely unusual.
     """
     fx, fy, cx, cy = intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]]
     faults, oddities = [], []

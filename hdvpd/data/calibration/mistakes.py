@@ -50,9 +50,6 @@ class Mistake:
 def hypotheses(views: Views) -> Iterator[Mistake]:
     """List the mistakes that these cameras may have, the commonest first.
 
-    Args:
-      views: of one moment.
-
     Yields:
       Each mistake for all cameras together, then for each alone.
     """

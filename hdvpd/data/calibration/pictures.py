@@ -106,15 +106,7 @@ def _robot_tile(moment: Moment, camera: str, index: Indexer) -> Picture:
 
 
 def plot_signals(lags: Mapping[str, Lag], leads: Mapping[str, Lead]) -> Picture:
-    """Plot lag correlations of the cameras and lead errors of the targets.
-
-    Args:
-      lags: by camera.
-      leads: by what was compared.
-
-    Returns:
-      Two diagrams side by side.
-    """
+    """Plot lag correlations by camera, and lead errors by what was compared, side by side."""
     figure = Figure(figsize=(9, 3.2), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

@@ -119,15 +119,7 @@ def spread(count: int, available: int) -> list[int]:
 
 
 def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapshot:
-    """Read one frame of all cameras.
-
-    Args:
-      dataset: to read from.
-      episode: of it.
-      frame: of the episode.
-
-    Returns:
-      The frame.
+    """Read one frame of an episode: all cameras, the robot and objects of known colour.
 
     Raises:
       UserError: an array is missing or damaged.
@@ -175,14 +167,7 @@ def _colored_objects(
 
 
 def read_signals(dataset: Dataset, episode: EpisodeInfo) -> Signals:
-    """Read an episode's time series, images reduced to how much they change.
-
-    Args:
-      dataset: to read from.
-      episode: of it.
-
-    Returns:
-      The signals of its first `MAX_FRAMES` frames.
+    """Read the time series of an episode's first `MAX_FRAMES` frames, images reduced to change.
 
     Raises:
       UserError: an array is missing or damaged.

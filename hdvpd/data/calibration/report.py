@@ -31,12 +31,7 @@ COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 
 
 def print_report(report: Report, console: rich.console.Console) -> None:
-    """Print verdicts, numbers, what is wrong and what to do.
-
-    Args:
-      report: to print.
-      console: where.
-    """
+    """Print verdicts, numbers, what is wrong and what to do."""
     console.print(_table(report))
     for subject, finding in _findings(report):
         if finding.verdict != "pass" and finding.topic != "diagnosis":
@@ -89,9 +84,6 @@ def _findings(report: Report) -> Iterator[tuple[str, Finding]]:
 def diagnosis_lines(report: Report) -> list[str]:
     """Say what explains the failures, and what to do.
 
-    Args:
-      report: of the check.
-
     Returns:
       One line per mistake and one on the result; a line that says so if nothing explains them.
     """
@@ -122,14 +114,7 @@ def diagnosis_lines(report: Report) -> list[str]:
 
 
 def verdict_line(report: Report) -> str:
-    """Say in one line whether the data set passes.
-
-    Args:
-      report: of the check.
-
-    Returns:
-      The verdict and what it rests on.
-    """
+    """Say in one line whether the data set passes, and what that rests on."""
     episodes = len({moment.episode for moment in report.moments})
     basis = (
         f"{len(report.moments)} frames of {episodes} episodes, nearest points by {report.search}"
@@ -142,14 +127,11 @@ def verdict_line(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write check.json, the pictures and the page.
+    """Write check.json, the pictures and the page; return the page.
 
     Args:
       report: to write.
       folder: made if needed; an earlier report there is replaced.
-
-    Returns:
-      The page.
 
     Raises:
       UserError: the folder cannot be written.
@@ -168,14 +150,7 @@ def write_report(report: Report, folder: Path) -> Path:
 
 
 def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
-    """Draw all pictures of a report.
-
-    Args:
-      report: of the check.
-
-    Returns:
-      Caption and PNG by file name.
-    """
+    """Draw all pictures of a report: caption and PNG by file name."""
     pictures = _draw(report.moments, "")
     if report.diagnosis is not None:
         pictures |= _draw(report.diagnosis.repair(report.moments), "-repaired")
@@ -217,14 +192,7 @@ def _draw(moments: Sequence[Moment], suffix: str) -> dict[str, tuple[str, np.nda
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the whole report as plain JSON values.
-
-    Args:
-      report: of the check.
-
-    Returns:
-      Numbers in metres; None where there is no number.
-    """
+    """Return the whole report as plain JSON values, in metres; None where there is no number."""
     diagnosis, workspace = report.diagnosis, report.workspace
     return {
         "format": "hdvpd-check",
@@ -275,15 +243,7 @@ def _diagnosis_json(diagnosis: Diagnosis, repaired: Evidence | None) -> dict[str
 
 
 def render_page(report: Report, pictures: Mapping[str, tuple[str, bytes]]) -> str:
-    """Write the page.
-
-    Args:
-      report: of the check.
-      pictures: caption and PNG by name.
-
-    Returns:
-      HTML that refers to nothing outside itself.
-    """
+    """Return the page as HTML that refers to nothing outside itself."""
     head = ["camera", "verdict", "other views, median", "95 %", "in front", "robot, median",
             "detached", "depth", "lag [frames]"]  # fmt: skip
     rows = "".join(

@@ -71,9 +71,6 @@ class Lead:
 def image_motion(rgb: UInt8[np.ndarray, "f h w 3"]) -> Float[np.ndarray, "s"]:
     """Measure how much the image changes from frame to frame.
 
-    Args:
-      rgb: all frames.
-
     Returns:
       Mean absolute difference of grey values in [0, 1], one per interval.
     """

@@ -22,13 +22,7 @@ FORMATS = {
 
 
 def source_class(name: str) -> type[AbstractSource]:
-    """Find the source of a format.
-
-    Args:
-      name: of the format.
-
-    Returns:
-      The class; only its own module is imported.
+    """Find the source of a format; only its own module is imported.
 
     Raises:
       UserError: there is no such format.

@@ -209,9 +209,6 @@ class AbstractSource(abc.ABC):
     def open(self, episode: SourceEpisode) -> contextlib.AbstractContextManager[Recording]:
         """Open an episode.
 
-        Args:
-          episode: one of `episodes`.
-
         Returns:
           A context that yields the recording and closes its files.
 

@@ -108,14 +108,7 @@ def commanded_rows(rows: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
 
 
 def next_rows(rows: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
-    """Say which picked frame follows each: positions there stand in for missing commands.
-
-    Args:
-      rows: picked frames.
-
-    Returns:
-      The frame after each; the last repeats the one before.
-    """
+    """Say which picked frame follows each, the last itself: it stands in for missing commands."""
     if len(rows) == 1:
         return rows
     return np.concatenate([rows[1:], rows[-1:]])

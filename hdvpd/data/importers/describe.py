@@ -55,7 +55,7 @@ def describe(
     provenance: Mapping[str, Any],
     decided: Mapping[str, str],
 ) -> Mapping[str, Any]:
-    """Describe a data set by its first episode.
+    """Describe a data set by its first episode, as dataset.json does.
 
     Args:
       source: that the episode is of.
@@ -63,9 +63,6 @@ def describe(
       prepared: the same in native form.
       provenance: of the data set.
       decided: what the pictures decided, for people.
-
-    Returns:
-      Content of dataset.json.
     """
     low, high = source.options.sidecar.workspace or _workspace(recording, prepared)
     cameras = {
@@ -92,16 +89,7 @@ def describe(
 
 
 def provenance(job: Job, source: base.AbstractSource, episodes: int) -> dict[str, Any]:
-    """Say what an import is made of: everything here must agree before it continues.
-
-    Args:
-      job: the import.
-      source: its source.
-      episodes: of the source.
-
-    Returns:
-      Plain values.
-    """
+    """Say what an import is made of: everything here must agree before it continues."""
     options, settings = source.options, job.settings
     packages = ("numpy", "pillow", "scipy", *source.packages)
     if settings.robot_file:
@@ -127,12 +115,7 @@ def provenance(job: Job, source: base.AbstractSource, episodes: int) -> dict[str
 
 
 def require_same(found: Any, wanted: Mapping[str, Any], file: Path) -> None:
-    """Require that a dataset.json is of the same import.
-
-    Args:
-      found: its checked content.
-      wanted: provenance of the import.
-      file: for messages.
+    """Require that a dataset.json, as found, is of the import whose provenance is wanted.
 
     Raises:
       UserError: it is of another one.
@@ -148,11 +131,6 @@ def require_same(found: Any, wanted: Mapping[str, Any], file: Path) -> None:
 
 def require_alike(prepared: Prepared, description: Mapping[str, Any], place: SourcePlace) -> None:
     """Require that an episode has what dataset.json describes.
-
-    Args:
-      prepared: the episode.
-      description: content of dataset.json.
-      place: the episode, for messages.
 
     Raises:
       BadEpisodeError: cameras, sizes, joints or links differ.

@@ -1,8 +1,10 @@
 """Faults of a source: where they are, and what to say of a file that cannot be read."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +47,6 @@ class SourcePlace(AbstractPlace):
           found: what is wrong, one sentence without its full stop.
           remedy: what to do, whole sentences.
           frame: of the source, where one is at fault.
-
-        Returns:
-          An exception to raise.
         """
         where = f"episode {self.episode}" + ("" if frame is None else f", frame {frame}")
         text = f"{self.file}: {where}: {' '.join(found.split())}. {remedy}"
@@ -90,6 +89,26 @@ def diagnosis(file: Path, verdict: str, remedy: str = AGAIN, name: str = "it") -
         "downloaded",
         f"Run `git lfs pull` in {file.parent}, or download the files themselves.",
     )
+
+
+def read_json(file: Path, remedy: str = AGAIN) -> Any:
+    """Read a JSON file of a source.
+
+    Args:
+      file: to read.
+      remedy: what to do if it is damaged, whole sentences.
+
+    Raises:
+      FileNotFoundError: it is missing.
+      UserError: it is damaged.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        verdict = f"cannot be read as JSON ({reason(error)})"
+        raise fault(file, None, *diagnosis(file, verdict, remedy)) from error
 
 
 def fault(file: Path, place: SourcePlace | None, found: str, remedy: str = AGAIN) -> UserError:

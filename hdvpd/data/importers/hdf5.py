@@ -34,9 +34,6 @@ def open_hdf5(file: Path, place: SourcePlace | None = None) -> Iterator[Any]:
       file: to open.
       place: the episode, if the file is opened for one.
 
-    Yields:
-      The h5py file.
-
     Raises:
       UserError: h5py is not installed, or the file is missing, empty, truncated or no HDF5; for an
         episode a `BadEpisodeError`.
@@ -138,9 +135,6 @@ class Node:
           path: inside this group.
           shape: expected; None stands for any length.
 
-        Returns:
-          The values.
-
         Raises:
           BadEpisodeError: it is missing, damaged, of another shape or no numbers.
         """
@@ -165,17 +159,10 @@ class Node:
             raise self.place.error(f"'{path}' has shape {found}, expected {expected}", _REMEDY)
 
     def rows(self, path: str, rows: Sequence[int]) -> Iterator[np.ndarray]:
-        """Read chosen rows of an array one after the other.
+        """Read chosen, ascending rows of an array one after the other.
 
         Rows of one chunk are read together, so that it is decompressed once, unless they are larger
         than `MAX_BLOCK_BYTES`.
-
-        Args:
-          path: inside this group.
-          rows: ascending.
-
-        Yields:
-          One row each.
 
         Raises:
           BadEpisodeError: a row is damaged.

@@ -135,13 +135,5 @@ def require_rgb(
 def in_rgb_order(
     pixels: UInt8[np.ndarray, "h w 3"], channels: Channels
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Put channels into the order red, green, blue.
-
-    Args:
-      pixels: colours.
-      channels: the order they have.
-
-    Returns:
-      The colours; a view.
-    """
+    """Put channels into the order red, green, blue; a view."""
     return pixels[..., ::-1] if channels == "bgr" else pixels

@@ -62,17 +62,7 @@ class DepthCoding:
 
 
 def depth_coding(info: Info, camera: Camera, options: base.Options, name: str) -> DepthCoding | str:
-    """Find out how a camera's depth is stored.
-
-    Args:
-      info: of the data set.
-      camera: its features.
-      options: hold units given by the user.
-      name: of the camera.
-
-    Returns:
-      The coding, or why the camera cannot be imported.
-    """
+    """Find out how a camera's depth is stored, or why the camera cannot be imported."""
     if not camera.depth:
         return (
             "it has no depth; most LeRobot data sets drop it: record with a depth feature, or take "

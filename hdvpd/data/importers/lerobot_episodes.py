@@ -51,12 +51,6 @@ class LeRobotEpisode(base.SourceEpisode):
 def list_episodes(info: Info) -> tuple[LeRobotEpisode, ...]:
     """List the episodes by number.
 
-    Args:
-      info: of the data set.
-
-    Returns:
-      The episodes.
-
     Raises:
       UserError: the list is missing or damaged, or holds none, or one twice.
     """

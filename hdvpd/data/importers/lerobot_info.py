@@ -1,6 +1,5 @@
 """`meta/info.json` of a LeRobot data set: version, features, and the templates of paths."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.data.importers.conversions import PoseReading
-from hdvpd.data.importers.faults import diagnosis, fault, reason
+from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.sidecar import Sidecar
 from hdvpd.errors import UserError
 
@@ -84,9 +83,6 @@ class Info:
     def cameras(self, sidecar: Sidecar) -> dict[str, Camera]:
         """Pair colours with depth: by the side-car where it names features, else by their keys.
 
-        Args:
-          sidecar: given by the user.
-
         Returns:
           Features by camera; depth is empty where there is none.
         """
@@ -110,9 +106,6 @@ class Info:
 
     def calibration_columns(self, camera: str) -> tuple[str, str, PoseReading | None] | None:
         """Find columns with the calibration of a camera.
-
-        Args:
-          camera: its name.
 
         Returns:
           Keys of intrinsics and pose, and what the pose means (None if its name does not say); or
@@ -159,25 +152,16 @@ class Info:
 
 
 def read_info(path: Path) -> Info:
-    """Read info.json.
-
-    Args:
-      path: of the data set.
-
-    Returns:
-      Its checked content.
+    """Read info.json of a data set.
 
     Raises:
       UserError: it is missing, damaged or of another version.
     """
     file = path / "meta" / "info.json"
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file)
     except FileNotFoundError as error:
         raise UserError(f"{path} is no LeRobot data set: it has no meta/info.json.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        wrong = diagnosis(file, f"cannot be read as JSON ({reason(error)})")
-        raise fault(file, None, *wrong) from error
     raw = raw if isinstance(raw, Mapping) else {}
     version = raw.get("codebase_version")
     if not isinstance(version, str) or version not in VERSIONS:

@@ -13,7 +13,6 @@ trajectory.rgbd.<control mode>.<backend>.h5, and .json of the same name
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.common import Choices, dig, number_in
-from hdvpd.data.importers.faults import diagnosis, fault, reason
+from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.data.importers.hdf5_camera import SAPIEN, Layout, hdf5_camera, sapien_view
 from hdvpd.errors import UserError
@@ -133,14 +132,10 @@ def _targets(
 
 
 def _about(file: Path) -> Mapping[str, Any]:
-    beside = file.with_suffix(".json")
     try:
-        raw = json.loads(beside.read_text(encoding="utf-8"))
+        raw = read_json(file.with_suffix(".json"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        wrong = diagnosis(beside, f"cannot be read as JSON ({reason(error)})")
-        raise fault(beside, None, *wrong) from error
     return raw if isinstance(raw, Mapping) else {}
 
 

@@ -61,15 +61,7 @@ class Table:
         return np.asarray(values, np.float64).reshape(rows, -1) if rows else np.zeros((0, 1))
 
     def stream(self, name: str, rows: Sequence[int]) -> Iterator[Any]:
-        """Read chosen rows of a column one after the other, a few at a time.
-
-        Args:
-          name: of the column.
-          rows: ascending, of the file.
-
-        Yields:
-          One Python object each.
-        """
+        """Read chosen, ascending rows of a column one after the other, a few at a time."""
         groups = self._groups(rows[0], rows[-1] + 1)
         start = self._starts[groups[0]]
         wanted = iter(rows)
@@ -141,9 +133,6 @@ def open_parquet(file: Path, place: SourcePlace | None = None) -> Iterator[Table
     Args:
       file: to open.
       place: the episode, if the file is opened for one.
-
-    Yields:
-      The table.
 
     Raises:
       UserError: PyArrow is not installed, or the file is missing, truncated or no Parquet; for an

@@ -70,14 +70,6 @@ class Prepared:
 def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -> Prepared:
     """Resample and convert everything but the images.
 
-    Args:
-      recording: to convert.
-      place: of it.
-      settings: step, size and robot.
-
-    Returns:
-      Arrays and description.
-
     Raises:
       BadEpisodeError: times, joints or calibration are impossible.
       UserError: the robot model does not fit.

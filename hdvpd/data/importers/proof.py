@@ -20,9 +20,6 @@ def prove(path: Path) -> None:
 
     Prints and writes what `hdvpd data check` does, and records the verdict as `source.calibration`
     in dataset.json. A calibration that is not proven is a warning: what was imported stays.
-
-    Args:
-      path: the data set.
     """
     console = rich.console.Console()
     try:

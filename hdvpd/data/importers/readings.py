@@ -30,15 +30,7 @@ MOMENTS = 4
 
 
 def recorded(source: base.AbstractSource, description: Mapping[str, Any]) -> PoseReading | None:
-    """Return the reading that an earlier run of the import decided on.
-
-    Args:
-      source: of the import.
-      description: content of its dataset.json.
-
-    Returns:
-      The reading, or None if nothing was open.
-    """
+    """Return the reading that an earlier run of the import decided on; None if nothing was open."""
     name = description.get("source", {}).get("options", {}).get("extrinsics")
     return {str(reading): reading for reading in source.readings()}.get(name)
 
@@ -78,13 +70,10 @@ def decide(job: Job, episode: base.SourceEpisode) -> tuple[PoseReading | None, M
 
 
 def choose(found: Mapping[PoseReading, Evidence]) -> PoseReading | None:
-    """Choose the only reading that fits: by other views, and where they leave it open, the robot.
+    """Choose the only reading that fits, by other views and else by the robot; None without one.
 
     Args:
       found: what was measured under each reading.
-
-    Returns:
-      The reading, or None if none or several fit.
     """
     left = list(found)
     for measured in (_views, _robots):

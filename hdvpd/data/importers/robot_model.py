@@ -160,14 +160,7 @@ class RobotModel:
         return base_to_world @ poses
 
     def skeleton(self, joints: Sequence[Joint]) -> dict[str, Any]:
-        """Describe how links become kinematic points, as dataset.json does.
-
-        Args:
-          joints: columns of the joint arrays.
-
-        Returns:
-          Every link is a point; every link apart from its parent is a segment.
-        """
+        """Describe kinematic points for dataset.json: every link, and segments from far parents."""
         return {
             "points": [link.name for link in self.links],
             "segments": [[link.parent, link.name] for link in self.links if link.far],
@@ -254,12 +247,6 @@ def grippers_of(joints: Sequence[Joint]) -> dict[str, dict[str, str]]:
 
 def read_robot_file(file: Path) -> str:
     """Read a URDF or MJCF.
-
-    Args:
-      file: to read.
-
-    Returns:
-      Its text.
 
     Raises:
       UserError: it cannot be read.

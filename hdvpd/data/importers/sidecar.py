@@ -4,7 +4,6 @@ The `folder` format needs it; for every other one it may be given with --calibra
 overrides what the source says. docs/importing.md describes the keys.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 from hdvpd.array_typing import Float
 from hdvpd.data import pinhole
 from hdvpd.data.importers import conversions
-from hdvpd.data.importers.faults import diagnosis, fault, reason
+from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.errors import UserError
 
@@ -84,12 +83,6 @@ class Sidecar:
 def read_sidecar(file: Path) -> Sidecar:
     """Read a calibration file.
 
-    Args:
-      file: to read.
-
-    Returns:
-      The checked content.
-
     Raises:
       UserError: it is missing, damaged, of another version, or a value is impossible.
     """
@@ -122,14 +115,11 @@ class _FaultError(Exception):
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file, "Repair it.")
     except FileNotFoundError as error:
         raise UserError(
             f"There is no calibration file {file}; docs/importing.md shows how to write one."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        verdict = f"cannot be read as JSON ({reason(error)})"
-        raise fault(file, None, *diagnosis(file, verdict, "Repair it.")) from error
     if not isinstance(raw, Mapping):
         raise UserError(f"{file} should hold one JSON object; docs/importing.md shows one.")
     if raw.get("version") != VERSION:

@@ -172,13 +172,7 @@ class Video:
 
 @contextlib.contextmanager
 def open_video(place: SourcePlace) -> Iterator[Video]:
-    """Open a video.
-
-    Args:
-      place: the episode; its file is the video.
-
-    Yields:
-      The video.
+    """Open the video that is the file of a place.
 
     Raises:
       BadEpisodeError: the file is missing, damaged, of another kind or without pictures.

@@ -117,15 +117,7 @@ class Clip:
 
 
 def is_reached(task: str, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool:
-    """Say whether a clip's task was reached.
-
-    Args:
-      task: push, can or sweep.
-      object_to_world: poses of the objects.
-
-    Returns:
-      Whether a can was lifted, or another object displaced, by `SUCCESS_DISTANCE`.
-    """
+    """Say whether a can was lifted, or another object displaced, by `SUCCESS_DISTANCE`."""
     moved = object_to_world[:, :, :3, 3] - object_to_world[:1, :, :3, 3]
     if task == "can":
         distance = moved[..., 2].max()
@@ -137,15 +129,12 @@ def is_reached(task: str, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool
 def frame_poses(
     model: Any, states: Float[np.ndarray, "f q"], frames: Sequence[str]
 ) -> Float[np.ndarray, "f l 4 4"]:
-    """Forward kinematics of named bodies and sites.
+    """Forward kinematics of named bodies and sites: poses in the world frame [m].
 
     Args:
       model: compiled MuJoCo model of the scene.
       states: generalised positions.
       frames: names of bodies or sites.
-
-    Returns:
-      Poses in the world frame [m].
     """
     mujoco = load_mujoco()
     data = mujoco.MjData(model)
@@ -166,14 +155,7 @@ def frame_poses(
 
 
 def joint_addresses(model: Any) -> list[int]:
-    """Return where the joints of `scene.joint_names` lie in a model's generalised positions.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-
-    Returns:
-      Indices; the gripper's is its first finger's.
-    """
+    """Return where the joints of `scene.joint_names` lie in a model's generalised positions."""
     names = [n + "_l" if n.endswith("grip") else n for n in scene.joint_names()]
     return [int(model.joint(n).qposadr[0]) for n in names]
 
@@ -304,9 +286,6 @@ def _arm_of_geom(model: Any) -> np.ndarray:
 def load_mujoco() -> Any:
     """Import MuJoCo with a rendering backend chosen.
 
-    Returns:
-      The module.
-
     Raises:
       UserError: it is not installed, or the backend's system library is missing.
     """
@@ -325,10 +304,7 @@ def load_mujoco() -> Any:
 
 
 def check_rendering() -> str:
-    """Render one tiny image to see whether this machine can.
-
-    Returns:
-      MuJoCo's version and the rendering backend, for people.
+    """Render one tiny image; return MuJoCo's version and the rendering backend, for people.
 
     Raises:
       UserError: MuJoCo or a rendering backend is missing; it names the remedy.

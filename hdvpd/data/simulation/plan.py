@@ -52,17 +52,9 @@ class ArmPlan:
 
 
 def draw_plan(draw: SceneDraw, steps: int, rng: np.random.Generator) -> dict[str, ArmPlan]:
-    """Draw what both arms do in a clip.
+    """Draw what both arms do in a clip of some control steps: a plan by arm.
 
     One arm acts on the object, from the side it stands on; the other wanders.
-
-    Args:
-      draw: where the object is.
-      steps: control steps; way-points are one more.
-      rng: source of every random number.
-
-    Returns:
-      Plans by arm.
     """
     side = 1.0 if draw.object_xy[1] < 0 else -1.0
     acting, other = ("R", "L") if side > 0 else ("L", "R")
@@ -78,14 +70,7 @@ def draw_plan(draw: SceneDraw, steps: int, rng: np.random.Generator) -> dict[str
 
 
 def within_reach(plans: dict[str, ArmPlan]) -> bool:
-    """Say whether both arms can follow their plans.
-
-    Args:
-      plans: by arm.
-
-    Returns:
-      Whether every way-point keeps the wrist within `REACH` of the shoulder.
-    """
+    """Say whether every way-point keeps the wrist within `REACH` of the shoulder."""
     for arm, plan in plans.items():
         shoulder = np.array(BASES[arm]) + [0.0, 0.0, SHOULDER_HEIGHT]
         wrist = plan.positions + np.array([[0.0, 0.0, WRIST_HEIGHT]])

@@ -68,15 +68,7 @@ class SceneDraw:
 
 
 def draw_scene(task: str, rng: np.random.Generator) -> SceneDraw:
-    """Draw a start.
-
-    Args:
-      task: push, can or sweep.
-      rng: source of every random number.
-
-    Returns:
-      Where the object stands, its colours and the cameras' jitter.
-    """
+    """Draw a start: where the object stands, its colours and the cameras' jitter."""
     colors = rng.uniform(0.15, 0.95, (NUM_COLORS, 3)).round(2)
     object_xy = rng.uniform([-0.07, -0.10], [0.10, 0.10])
     return SceneDraw(
@@ -90,14 +82,7 @@ def draw_scene(task: str, rng: np.random.Generator) -> SceneDraw:
 
 
 def object_names(task: str) -> tuple[str, ...]:
-    """Name the movable objects of a task.
-
-    Args:
-      task: push, can or sweep.
-
-    Returns:
-      Names of their bodies.
-    """
+    """Name the bodies of the movable objects of a task."""
     cubes = tuple(f"cube{k}" for k in range(NUM_CUBES))
     return {"push": ("block",), "can": ("can",), "sweep": cubes}[task]
 
@@ -155,16 +140,7 @@ def robot_description() -> dict[str, object]:
 
 
 def scene_xml(draw: SceneDraw, height: int, width: int) -> str:
-    """Write the scene of one clip.
-
-    Args:
-      draw: what differs between clips.
-      height: image rows [px].
-      width: image columns [px].
-
-    Returns:
-      MJCF text.
-    """
+    """Write the scene of one clip, for images of a height and width [px], as MJCF."""
     return f"""<mujoco model="bimanual">
 <compiler angle="radian" autolimits="true"/>
 <option timestep="0.002" integrator="implicitfast" cone="elliptic" impratio="10"/>

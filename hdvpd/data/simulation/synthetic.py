@@ -54,7 +54,7 @@ class Spheres:
 def write_synthetic_dataset(
     path: str | Path, *, episodes: int, steps: int, height: int, width: int, seed: int
 ) -> Dataset:
-    """Write a data set of the analytic scene.
+    """Write a data set of the analytic scene and open it.
 
     Args:
       path: folder, new or empty.
@@ -63,9 +63,6 @@ def write_synthetic_dataset(
       height: image rows [px].
       width: image columns [px].
       seed: the same seed gives the same bytes.
-
-    Returns:
-      The data set, opened.
 
     Raises:
       UserError: the folder is in use, or a number is impossible.
@@ -95,16 +92,13 @@ def write_synthetic_dataset(
 def synthetic_episode(
     rng: np.random.Generator, steps: int, height: int, width: int
 ) -> dict[str, np.ndarray]:
-    """Make the arrays of one episode.
+    """Make the arrays of one episode, by path inside it.
 
     Args:
       rng: draws the motion, the resting spheres and the colours.
       steps: control steps; frames are one more.
       height: image rows [px].
       width: image columns [px].
-
-    Returns:
-      By path inside the episode.
     """
     joints = _joint_path(rng, steps)
     targets = np.concatenate([joints[1:], joints[-1:]])
@@ -264,15 +258,7 @@ def _object_poses(links: np.ndarray, resting: Spheres) -> np.ndarray:
 
 
 def describe(height: int, width: int) -> Mapping[str, Any]:
-    """Return the dataset.json of the analytic scene.
-
-    Args:
-      height: image rows [px].
-      width: image columns [px].
-
-    Returns:
-      Plain values.
-    """
+    """Return the dataset.json of the analytic scene for images of a height and width [px]."""
     ball = {"name": "ball", "rgb": [round(255 * channel) for channel in BALL_COLOR]}
     parents = dict(zip(LINKS[1:], LINKS[:-1], strict=True))
     return {
