@@ -34,12 +34,13 @@ from timing import added_mib, fitted_exponent, interleaved, return_freed_memory,
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
-from hdvpd.config import ModelConfig, SceneSpec
-from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
+from hdvpd.config import Config, ModelConfig, SceneSpec
+from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.geometry import z_order
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import Walks, exact_walks
+from hdvpd.members import member_names, with_member
 from hdvpd.system import keep_freed_memory
 
 _MODULATION = np.exp(-0.01 * np.arange(4)).astype(np.float32)
@@ -120,6 +121,17 @@ def walks_on(positions: jax.Array, kernels: Kernels) -> Walks:
     return build(positions)
 
 
+def of_member(config: ModelConfig, name: str) -> ModelConfig:
+    """Return the configuration with a member's local layer."""
+    return with_member(Config(model=config), name).model
+
+
+def interlacer(config: ModelConfig) -> InterlacerSettings:
+    """Return the settings of the Interlacer, which all members here are."""
+    assert isinstance(config.dynamics, InterlacerSettings)
+    return config.dynamics
+
+
 def attention_parts(config: ModelConfig, positions: jax.Array, max_gib: float) -> dict[str, Part]:
     """Return attention alone: GRF attention in each form that fits, and linear attention."""
     size, dim = len(positions), config.latent_dim
@@ -142,7 +154,8 @@ def attention_parts(config: ModelConfig, positions: jax.Array, max_gib: float) -
         )
         for kernels in forms
     }
-    heads = (size, config.num_heads, dim // config.num_heads)
+    num_heads = interlacer(config).attention.num_heads
+    heads = (size, num_heads, dim // num_heads)
     inputs = tuple(x.reshape(heads) for x in (query, key, value))
     mask = jnp.ones((size,), bool)
 
@@ -171,14 +184,17 @@ def layer_parts(
 
         return Part(apply, (params, tokens), fixed)
 
-    block = Interlacer(config, _SCENE, rngs=nnx.Rngs(0)).blocks[0]
+    def first_block(options: ModelConfig) -> Any:
+        return options.dynamics.make(options, _SCENE, rngs=nnx.Rngs(0)).blocks[0]
+
+    block = first_block(config)
     parts = {"mlp": part(block.mlp), "global layer": part(block.global_attention, mask)}
     for name in layers:
-        options = dataclasses.replace(config, local=name)
-        block = Interlacer(options, _SCENE, rngs=nnx.Rngs(0)).blocks[0]
-        assert block.local is not None
-        plan = functools.partial(LOCAL_LAYERS[name].plan, options, key=jax.random.key(0))
-        parts[f"{name} layer"] = part(block.local, jax.jit(plan)(positions, mask))
+        options = of_member(config, name)
+        local = interlacer(options).local
+        assert local is not None
+        plan = functools.partial(local.plan, options, key=jax.random.key(0))
+        parts[f"{name} layer"] = part(first_block(options).local, jax.jit(plan)(positions, mask))
     return parts
 
 
@@ -255,14 +271,13 @@ def time_stacks(
     tokens = tokens.astype(jnp.float32)
 
     def call(local: str) -> Callable[[], Any]:
-        options = dataclasses.replace(config, local=local)
-        graphdef, params = nnx.split(Interlacer(options, _SCENE, rngs=nnx.Rngs(0)))
+        options = of_member(config, local)
+        graphdef, params = nnx.split(options.dynamics.make(options, _SCENE, rngs=nnx.Rngs(0)))
 
         @jax.jit
         @jax.grad
         def gradient(params: Any, tokens: jax.Array, positions: jax.Array, key: Any) -> Any:
-            layer = LOCAL_LAYERS.get(local)
-            plan = None if layer is None else layer.plan(options, positions, mask, key)
+            plan, _ = interlacer(options).plan(options, positions, mask, key)
             for block in nnx.merge(graphdef, params).blocks:
                 tokens = block(tokens, mask, plan)
             return (tokens**2).mean()
@@ -276,7 +291,7 @@ def main() -> None:
     """Print the tables, the exponents, the ratio of the stacks and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8192, 32768, 131072])
-    parser.add_argument("--layers", nargs="+", choices=LOCAL_LAYERS, default=["grf", "mp"])
+    parser.add_argument("--layers", nargs="+", choices=member_names(), default=["grf", "mp"])
     parser.add_argument("--stack-size", type=int, default=32768, help="0 leaves the stacks out")
     parser.add_argument("--random-order", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
@@ -303,7 +318,8 @@ def main() -> None:
         positions = points(arguments.stack_size, arguments.random_order)
         stacks = time_stacks(config, positions, arguments.layers, arguments.repeats)
         print(
-            f"\n{config.num_layers} blocks, plan, forward + backward, {arguments.stack_size} tokens"
+            f"\n{interlacer(config).num_layers} blocks, plan, forward + backward, "
+            f"{arguments.stack_size} tokens"
         )
         slowest = max(stacks.values())
         for name, value in stacks.items():

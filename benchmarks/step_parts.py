@@ -4,7 +4,7 @@ By default the paper's size (32,768 particles per time step, 6-step rollout, 128
 of 240x320) with batch size 1, on the analytic scene. The whole step runs first, in its own process
 state, so that the peak memory printed after it is the step's and not the parts'.
 
-Run: python benchmarks/step_parts.py [paper] [--train.batch-size 1] [--model.local none] ...
+Run: python benchmarks/step_parts.py [paper] [--train.batch-size 1] [--model.knn xla] ...
 """
 
 import argparse
@@ -17,7 +17,8 @@ from timing import analytic_batch, best_of, peak_gib
 
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
-from hdvpd.dynamics.interlacer import LOCAL_LAYERS, Interlacer
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
 from hdvpd.errors import UserError
 from hdvpd.experiments import load_config
 from hdvpd.kernels.neighbors import knn
@@ -75,27 +76,25 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
         lambda params: interlacer(model(params)).tokens(previous, current, first_poses)
     )(params)
     calls = size * steps
-    options = config.model
-    if options.local == "grf":
-        search = jax.jit(
-            lambda x: knn(
-                x, x, options.num_neighbors, mask=mask, exclude_self=True, backend=options.knn
-            )
-        )
+    settings = config.model.dynamics
+    assert isinstance(settings, InterlacerSettings)
+    layer = settings.local
+    if isinstance(layer, GraphAttentionSettings):
+        count, backend = layer.num_neighbors, config.model.knn
+        search = jax.jit(lambda x: knn(x, x, count, mask=mask, exclude_self=True, backend=backend))
         times["neighbours"] = calls * best_of(search, positions, repeats=repeats)
-    if options.local != "none":
-        layer = LOCAL_LAYERS[options.local]
-        plan = jax.jit(lambda x: layer.plan(options, x, mask, key))
+    if layer is not None:
+        plan = jax.jit(lambda x: layer.plan(config.model, x, mask, key))
         times["plan (with neighbours)"] = calls * best_of(plan, positions, repeats=repeats)
         planned = plan(positions)
         local = jax.jit(lambda params, x: local_layer(model(params))(x, planned))
-        layers = options.num_layers * calls
+        layers = settings.num_layers * calls
         times["local layers"] = layers * best_of(local, params, tokens, repeats=repeats)
     attend = jax.jit(
         lambda params, x: interlacer(model(params)).blocks[0].global_attention(x, mask)
     )
     feed = jax.jit(lambda params, x: interlacer(model(params)).blocks[0].mlp(x))
-    layers = options.num_layers * calls
+    layers = settings.num_layers * calls
     times["global layers"] = layers * best_of(attend, params, tokens, repeats=repeats)
     times["MLPs"] = layers * best_of(feed, params, tokens, repeats=repeats)
 

@@ -15,20 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.experiments import load_config
-from hdvpd.kernels.neighbors import knn
-from hdvpd.kernels.walks import exact_walks
 from hdvpd.model import Model
 from hdvpd.types import Batch
 
 
 def reach(config: Config, scene: SceneSpec, window: Batch) -> np.ndarray:
     """Return the four numbers of one window."""
-    options = config.model
+    dynamics = config.model.dynamics
+    assert isinstance(dynamics, InterlacerSettings)
+    assert isinstance(dynamics.local, GraphAttentionSettings)
     model = Model(config, scene, rngs=nnx.Rngs(0))
     keys = jax.random.split(jax.random.key(0))
     observed = jax.tree.map(lambda x: jnp.asarray(x[:2]), window.frames)
@@ -36,9 +37,8 @@ def reach(config: Config, scene: SceneSpec, window: Batch) -> np.ndarray:
     robot = jnp.asarray(window.robot.positions[:3]).reshape(-1, 3)
     positions = jnp.concatenate([clouds.positions.reshape(-1, 3), robot])
     mask = jnp.concatenate([clouds.mask.reshape(-1), jnp.ones(len(robot), bool)])
-    found = knn(positions, positions, options.num_neighbors, mask=mask, exclude_self=True)
-    walks = exact_walks(neighbor_graph(found, mask), options.num_hops)
-    size = options.num_particles
+    walks = dynamics.local.plan(config.model, positions, mask, keys[0])
+    size = config.model.num_particles
     current = np.arange(size, 2 * size)[np.asarray(clouds.mask[1])]
     nodes, counts = np.asarray(walks.nodes)[current], np.asarray(walks.num_entries)[current]
     used = np.arange(nodes.shape[1])[None] < counts[:, None]

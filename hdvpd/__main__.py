@@ -12,7 +12,7 @@ from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import understood
-from hdvpd.commands.model import Summary
+from hdvpd.commands.model import Convert, Summary
 from hdvpd.commands.train import Train
 from hdvpd.errors import UserError
 
@@ -59,7 +59,10 @@ HDVPD = Program(
                 "check": Check,
             },
         ),
-        "model": Group("Look at a model before it is trained.", {"summary": Summary}),
+        "model": Group(
+            "Look at a model before it is trained; bring its files up to date.",
+            {"summary": Summary, "convert": Convert},
+        ),
         "train": Train,
         "eval": Evaluate,
         "compare": Compare,

@@ -1,8 +1,8 @@
 """`hdvpd compare`: train every member of the dynamics family alike, and score all of them together.
 
-All runs share one experiment: data, encoder, renderer, optimiser, step budget and seeds; only the
-keys in `MEMBERS` differ. The members take turns, so that a change of the machine's load meets all
-of them, and the first round already compares them.
+All runs share one experiment: data, encoder, renderer, optimiser, step budget and seeds; only what
+their member's file states differs. The members take turns, so that a change of the machine's load
+meets all of them, and the first round already compares them.
 
 Everything is kept in the runs' folders. The same command continues after an interruption: a
 finished run is not trained again, an interrupted one is resumed exactly, and a checkpoint that was
@@ -23,6 +23,7 @@ from flax import nnx
 
 import hdvpd.train
 from hdvpd.config import Config
+from hdvpd.config.reading import Tables
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.eval import Run, prepare, require_same_frames
@@ -41,8 +42,8 @@ from hdvpd.evaluation.curves import REFERENCE, Scores, plain_numbers, to_json, t
 from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
-from hdvpd.experiments import Tables, load_config
-from hdvpd.members import COMPARED, MEMBERS, with_member
+from hdvpd.experiments import load_config
+from hdvpd.members import member_names, with_member
 from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 from hdvpd.training.files import write_text
@@ -76,7 +77,7 @@ def main(
     experiment: str,
     *,
     out: Path,
-    members: Sequence[str] = COMPARED,
+    members: Sequence[str],
     num_seeds: int = 3,
     overrides: Tables | None = None,
 ) -> None:
@@ -85,7 +86,7 @@ def main(
     Args:
       experiment: name or file of the experiment that all members share.
       out: folder of the results; the runs are in its folder `runs`.
-      members: names of members.
+      members: names of members, or paths of their files.
       num_seeds: runs per member, with the seeds from `train.seed` on.
       overrides: what to change of the experiment, as tables, for every run.
 
@@ -114,7 +115,7 @@ def plan_runs(
 
     Args:
       config: what all members share.
-      members: names of members.
+      members: names of members, or paths of their files.
       num_seeds: runs per member.
       folder: of the runs' folders.
 
@@ -123,15 +124,17 @@ def plan_runs(
     """
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds}: use a positive number; intervals need 2 or more.")
-    if not members or len(set(members)) < len(members):
+    names = [Path(member).stem for member in members]
+    if not members or len(set(names)) < len(names):
         raise UserError(
-            f"--members {','.join(members)}: name members once each, out of {', '.join(MEMBERS)}."
+            f"--members {','.join(members)}: name members once each, out of "
+            f"{', '.join(member_names())}, or files of other names."
         )
     first = config.train.seed
     return [
-        PlannedRun(member, member_config(config, member, seed), folder / f"{member}-{seed}")
+        PlannedRun(name, member_config(config, member, seed), folder / f"{name}-{seed}")
         for seed in range(first, first + num_seeds)
-        for member in members
+        for name, member in zip(names, members, strict=True)
     ]
 
 
@@ -140,7 +143,7 @@ def member_config(config: Config, member: str, seed: int) -> Config:
 
     Args:
       config: what all members share.
-      member: name of the member.
+      member: name of the member, or path of its file.
       seed: of the run.
 
     Raises:
@@ -373,8 +376,7 @@ def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
         f"{config.data.height}\u00d7{config.data.width} px",
         "training": f"{train.num_steps} steps, batch size {train.batch_size}, horizon "
         f"{train.horizon}, {train.num_rays} rays",
-        "model": f"{model.num_particles:,} particles, {model.num_layers} layers of width "
-        f"{model.latent_dim}",
+        "model": f"{model.num_particles:,} particles, tokens of width {model.latent_dim}",
         "code": "; ".join(dict.fromkeys(_code_of(run.folder) for run in runs)),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}, jax {jax.__version__}",

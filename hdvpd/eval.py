@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.reading import Tables
+from hdvpd.config.settings import entries, free_keys
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
 from hdvpd.errors import UserError
@@ -35,7 +37,7 @@ from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
-from hdvpd.experiments import Tables, apply_overrides, to_toml
+from hdvpd.experiments import apply_overrides, flatten, to_toml
 from hdvpd.model import Model
 from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
@@ -44,7 +46,6 @@ _PLANS = {
     "commanded": "recorded commands",
     "next_positions": "where the robot went, for want of recorded commands",
 }
-_CHANGEABLE = ("data.path", "data.cameras", "data.num_workers", "data.prefetch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,17 +278,17 @@ def require_changeable(trained: Config, config: Config) -> None:
     Raises:
       UserError: naming the first key that must stay.
     """
-    for section in dataclasses.fields(Config):
-        old, new = getattr(trained, section.name), getattr(config, section.name)
-        for field in dataclasses.fields(old):
-            key = f"{section.name}.{field.name}"
-            was, now = getattr(old, field.name), getattr(new, field.name)
-            if was != now and section.name != "eval" and key not in _CHANGEABLE:
-                raise UserError(
-                    f"{key} = {now!r} cannot be chosen in an evaluation: the run was trained with "
-                    f"{was!r}. Flags that can: --eval.*, "
-                    f"{', '.join('--' + k.replace('_', '-') for k in _CHANGEABLE)}."
-                )
+    old = flatten(trained)
+    for entry in entries(config):
+        was = old.get(entry.key)
+        if entry.value != was and "evaluation" not in entry.free:
+            flags = ", ".join(
+                f"--{key.replace('_', '-')}" for key in free_keys(Config, "evaluation")
+            )
+            raise UserError(
+                f"{entry.key} = {entry.value!r} cannot be chosen in an evaluation: the run was "
+                f"trained with {was!r}. Flags that can, with all below them: {flags}."
+            )
 
 
 def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Path) -> None:

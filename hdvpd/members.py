@@ -1,30 +1,43 @@
-"""The members of the comparison: models that differ in their dynamics and in nothing else."""
+"""The members of the comparison: models that differ in their dynamics and in nothing else.
 
-from collections.abc import Mapping
+A member is an experiment file that states nothing but its part of the model; those that come with
+hdvpd are in `configs/members/`.
+"""
+
+from pathlib import Path
 
 from hdvpd.config import Config
+from hdvpd.config.reading import overlay, read
+from hdvpd.config.settings import to_table
 from hdvpd.errors import UserError, nearest
-from hdvpd.experiments import apply_overrides
+from hdvpd.experiments import config_files, read_tables
 
-MEMBERS: Mapping[str, Mapping[str, str | int]] = {
-    "grf": {"dynamics": "interlacer", "local": "grf", "walks": "exact"},
-    # 27 repelling walkers would be exact; with 9 the last hop is drawn.
-    "grf_sampled": {
-        "dynamics": "interlacer",
-        "local": "grf",
-        "walks": "repelling",
-        "num_walkers": 9,
-    },
-    "mp": {"dynamics": "interlacer", "local": "mp"},
-    "none": {"dynamics": "interlacer", "local": "none"},
-    "graph_network": {"dynamics": "graph_network"},
-    "rwgnk": {"dynamics": "interlacer", "local": "rwgnk", "local_heads": 4},
-    "diffusion": {"dynamics": "interlacer", "local": "diffusion", "local_heads": 4},
-}
-"""What each member sets in `[model]`, by its name."""
 
-COMPARED = ("grf", "grf_sampled", "mp", "none", "graph_network")
-"""The members that `hdvpd compare` trains unless it is told which."""
+def member_names() -> tuple[str, ...]:
+    """List the members that come with hdvpd."""
+    return tuple(config_files("members"))
+
+
+def find_member(name_or_path: str) -> Path:
+    """Find the file of a member.
+
+    Args:
+      name_or_path: name of a member that comes with hdvpd, or path of a TOML file.
+
+    Raises:
+      UserError: there is no such member.
+    """
+    files = config_files("members")
+    path = Path(name_or_path)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    if name_or_path not in files:
+        near = nearest(name_or_path, files)
+        hint = f"did you mean {near!r}?" if near else f"the members are {', '.join(files)}"
+        raise UserError(
+            f"there is no member {name_or_path!r}; {hint}, or give the path of a .toml file."
+        )
+    return files[name_or_path]
 
 
 def with_member(config: Config, member: str) -> Config:
@@ -32,13 +45,10 @@ def with_member(config: Config, member: str) -> Config:
 
     Args:
       config: what all members share.
-      member: name of the member.
+      member: name of a member that comes with hdvpd, or path of a TOML file.
 
     Raises:
       UserError: there is no such member, or the configuration has no place for it.
     """
-    if member not in MEMBERS:
-        near = nearest(member, MEMBERS)
-        hint = f"did you mean {near!r}?" if near else f"the members are {', '.join(MEMBERS)}."
-        raise UserError(f"there is no member {member!r}; {hint}")
-    return apply_overrides(config, {"model": MEMBERS[member]}, source=f"member {member}")
+    path = find_member(member)
+    return read(overlay(Config, to_table(config), read_tables(path)), source=str(path))

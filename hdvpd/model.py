@@ -9,8 +9,6 @@ from flax import nnx
 from hdvpd.array_typing import Array, Float, Int, PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
-from hdvpd.dynamics.graph_network import GraphNetwork
-from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import subsample, visible_points, white_targets
 from hdvpd.encoders.unet import UNet
@@ -19,11 +17,6 @@ from hdvpd.losses import ray_l2
 from hdvpd.render.renderer import Renderer
 from hdvpd.types import Batch, Camera, ParticleCloud, Rays, Rendering, RgbdFrames, RobotPoints
 
-DYNAMICS: dict[str, type[AbstractDynamics]] = {
-    "interlacer": Interlacer,
-    "graph_network": GraphNetwork,
-}
-
 
 class Model(nnx.Module):
     """The world model: encode two frames, predict along the robot's plan, render what is seen."""
@@ -31,7 +24,7 @@ class Model(nnx.Module):
     def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
         model = config.model
         self.unet = UNet(model.unet_channels, model.feature_dim, rngs=rngs)
-        self.dynamics = DYNAMICS[model.dynamics](model, scene, rngs=rngs)
+        self.dynamics: AbstractDynamics = model.dynamics.make(model, scene, rngs=rngs)
         self.renderer = Renderer(
             config.render,
             model.feature_dim,

@@ -18,7 +18,7 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.members import MEMBERS, with_member
+from hdvpd.members import member_names, with_member
 from hdvpd.model import Model
 from hdvpd.system import main_memory
 from hdvpd.tables import Table
@@ -27,16 +27,6 @@ from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 DEFAULT_ROBOT_POINTS = 84
 """Kinematic points of the two simulated arms, assumed where there is no data set."""
 DEFAULT_CAMERAS = 2
-
-PARTS = {
-    "encoder": "U-Net on RGB",
-    "tokens": "particles and robot",
-    "blocks": "global attention and MLPs, or message passing of the graph network",
-    "local": "local layers",
-    "read-out": "bounded change",
-    "renderer": "NeRF MLP",
-}
-"""The rows of the table, in the order in which a training step passes them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +81,7 @@ _ROWS = {
 }
 # Under the compiler's own count the estimate was at most a tenth too low.
 _MARGIN = 1.1
-_COLUMNS = "{:<14}{:>10}{:>10}{:>10}{:>11}{:>9}{:>8}{:>7}"
+_COLUMNS = "{:<14}{:>10}{:>11}{:>9}{:>8}{:>7}"
 
 
 def device_memory() -> tuple[str, int]:
@@ -153,20 +143,21 @@ def verdict(memory: Memory, config: Config, limit: int, where: str) -> str:
 
 def _print_members(config: Config, scene: SceneSpec, num_cameras: int, limit: int) -> None:
     """Print a row per member as soon as it is known: each takes seconds."""
-    print(_COLUMNS.format("", *("parameters",) * 4, "GiB,", "GiB,", "batch").rstrip())
-    head = ("member", "tokens", "blocks", "local", "total", "no-remat", "remat", "fits")
+    print(_COLUMNS.format("", *("parameters",) * 2, "GiB,", "GiB,", "batch").rstrip())
+    head = ("member", "dynamics", "total", "no-remat", "remat", "fits")
     print(_COLUMNS.format(*head), flush=True)
     shared: dict[str, int] = {}
-    for name in MEMBERS:
+    for name in member_names():
         member = with_member(config, name)
         counts = count_parameters(member, scene)
-        shared = {part: counts.pop(part) for part in ("encoder", "read-out", "renderer")}
-        total = sum(counts.values()) + sum(shared.values())
+        shared = {part: n for part, n in counts.items() if not part.startswith("dynamics.")}
+        total = sum(counts.values())
+        dynamics = total - sum(shared.values())
         memory = training_memory(member, scene, num_cameras)
         batch = largest_batch(memory, config.train.batch_size, limit, remat=config.train.remat)
         sizes = [f"{size / 2**30:.3g}" for size in (memory.stored, memory.recomputed)]
-        print(_COLUMNS.format(name, *(f"{n:,}" for n in (*counts.values(), total)), *sizes, batch),
-              flush=True)  # fmt: skip
+        numbers = (f"{dynamics:,}", f"{total:,}", *sizes, batch)
+        print(_COLUMNS.format(name, *numbers), flush=True)
     alike = ", ".join(f"{part} {count:,}" for part, count in shared.items())
     print(
         f"In the total of each: {alike}. The last column is the largest batch size,\nup to "
@@ -201,12 +192,14 @@ def count_parameters(config: Config, scene: SceneSpec) -> dict[str, int]:
       scene: of the data set.
 
     Returns:
-      By part, in the order of `PARTS`; 0 for a part that the member lacks.
+      By part, an attribute of the model; the dynamics' own parts one by one, those of equal blocks
+      together.
     """
-    counts = dict.fromkeys(PARTS, 0)
+    counts: dict[str, int] = {}
     params = nnx.to_pure_dict(nnx.state(_abstract_model(config, scene)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        counts[_part([str(getattr(entry, "key", "")) for entry in path])] += leaf.size
+        name = _part([entry.key for entry in path])
+        counts[name] = counts.get(name, 0) + leaf.size
     return counts
 
 
@@ -215,12 +208,9 @@ def _abstract_model(config: Config, scene: SceneSpec) -> Model:
     return nnx.eval_shape(lambda: Model(config, scene, rngs=nnx.Rngs(0)))
 
 
-def _part(path: list[str]) -> str:
-    if path[0] in ("unet", "renderer"):
-        return {"unet": "encoder", "renderer": "renderer"}[path[0]]
-    if path[1] in ("tokens", "read_out"):
-        return path[1].replace("_", "-")
-    return "local" if {"local", "norm_local"} & set(path) else "blocks"
+def _part(path: list[str | int]) -> str:
+    depth = 1 if path[0] != "dynamics" else 3 if isinstance(path[2], int) else 2
+    return ".".join([name for name in path if isinstance(name, str)][:depth])
 
 
 def training_memory(config: Config, scene: SceneSpec, num_cameras: int) -> Memory:

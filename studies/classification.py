@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray
 from studies import head_masks
-from studies.head_masks import AbstractMaskFamily
+from studies.head_masks import AbstractGridMask
 from studies.outputs import (
     Row,
     make_folder,
@@ -63,7 +63,7 @@ def draw_batches(
 
 def family_of(
     variant: Variant, settings: TransformerSettings
-) -> Callable[[tuple[int, int]], AbstractMaskFamily] | None:
+) -> Callable[[tuple[int, int]], AbstractGridMask] | None:
     """Return what makes the family of a variant's masks on a grid; None without a mask."""
     if not variant.mask:
         return None

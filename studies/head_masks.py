@@ -1,25 +1,23 @@
 """Masks that vision transformers learn: one for every head, over a grid's cells and a class token.
 
-A family says how a mask follows from a head's parameters; `HeadMasks` holds the parameters of all
-heads of a layer. Mask entries are never negative: parameters that could make them so pass through
-softplus (`AbstractMaskFamily.positive`).
+A learned mask over a grid says how a head's mask follows from its parameters; `HeadMasks` holds the
+parameters of all heads of a layer.
 """
 
-import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
+from hdvpd.array_typing import Float, JaxArray, PRNGKey
 from hdvpd.attention.graphs import matrix_graph, symmetric_weights, transition_graph
-from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.attention.learned.base import AbstractLearnedMask, positive, raw
 from hdvpd.attention.masks.compose import ClassTokenMask
 from hdvpd.attention.masks.low_rank import LowRankMask
 from hdvpd.attention.masks.series import PowerSeriesMask
@@ -38,9 +36,14 @@ class Frozen(nnx.Variable):
     """What is drawn once and never trained."""
 
 
+Plan = TypeVar("Plan")
+Nothing = tuple[()]
+"""The plan of a mask that needs to know no more than the grid."""
+
+
 @dataclass(frozen=True)
-class AbstractMaskFamily(abc.ABC):
-    """How a head's mask over the cells of a grid follows from its parameters.
+class AbstractGridMask(AbstractLearnedMask[Plan], Generic[Plan]):
+    """A learned mask over the cells of a grid.
 
     Attributes:
       cells: rows and columns of the grid.
@@ -48,37 +51,29 @@ class AbstractMaskFamily(abc.ABC):
 
     cells: tuple[int, int]
 
-    @abc.abstractmethod
-    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
-        """Return a head's parameters when learning starts."""
-
-    def frozen(self, key: PRNGKey) -> Any:
-        """Draw what a head keeps: nothing, unless the family says otherwise."""
-        del key
-        return ()
-
-    @abc.abstractmethod
-    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> AbstractMask:
-        """Return a head's mask over the cells."""
-
 
 @dataclass(frozen=True)
-class Toeplitz(AbstractMaskFamily):
+class Toeplitz(AbstractGridMask[Nothing]):
     """A number for every offset between two cells, all 1 at first (arXiv 2107.07999)."""
 
-    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
-        """Return the table before softplus."""
+    def initial_raw(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return the raw table."""
         del key
-        return jnp.full([2 * cells - 1 for cells in self.cells], inverse_softplus(1.0))
+        return jnp.full([2 * cells - 1 for cells in self.cells], raw(jnp.ones(())))
 
-    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> ToeplitzMask:
+    def plan(self, graph: SparseRows, key: PRNGKey) -> Nothing:
+        """Prepare nothing."""
+        del graph, key
+        return ()
+
+    def mask(self, parameters: Float[JaxArray, "..."], plan: Nothing) -> ToeplitzMask:
         """Return the mask with this table."""
-        del frozen
-        return ToeplitzMask(jax.nn.softplus(parameters))
+        del plan
+        return ToeplitzMask(parameters)
 
 
 @dataclass(frozen=True)
-class Series(AbstractMaskFamily):
+class AbstractSeries(AbstractGridMask[Plan], Generic[Plan]):
     """M_alpha = Phi Phi^T with Phi = sum_l f_l W^l of the grid graph (arXiv 2410.03462, Eq. 4).
 
     f is learned and positive, so that M_alpha is positive semi-definite and has no entry below 0;
@@ -90,20 +85,29 @@ class Series(AbstractMaskFamily):
 
     num_hops: int
 
-    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
-        """Return f before softplus."""
+    def initial_raw(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return raw f."""
         del key
-        return inverse_softplus(jnp.exp(-_DECAY * jnp.arange(self.num_hops + 1)))
-
-    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> AbstractMask:
-        """Return M_alpha by repeated products with W."""
-        del frozen
-        modulation = jax.nn.softplus(parameters)
-        return PowerSeriesMask(grid_graph(self.cells), jnp.convolve(modulation, modulation))
+        return jnp.asarray(raw(jnp.exp(-_DECAY * jnp.arange(self.num_hops + 1))))
 
 
 @dataclass(frozen=True)
-class Walked(Series):
+class Series(AbstractSeries[Nothing]):
+    """The mask itself, by repeated products with W."""
+
+    def plan(self, graph: SparseRows, key: PRNGKey) -> Nothing:
+        """Prepare nothing: the graph follows from the grid, and is a constant of the program."""
+        del graph, key
+        return ()
+
+    def mask(self, parameters: Float[JaxArray, "..."], plan: Nothing) -> PowerSeriesMask:
+        """Return M_alpha by repeated products with W."""
+        del plan
+        return PowerSeriesMask(grid_graph(self.cells), jnp.convolve(parameters, parameters))
+
+
+@dataclass(frozen=True)
+class Walked(AbstractSeries[Walks]):
     """The same with Phi estimated by graph random features of walks that are drawn once.
 
     One set of walks serves queries and keys, as in the paper's algorithm 1.
@@ -119,9 +123,8 @@ class Walked(Series):
     halting: float
     importance: bool
 
-    def frozen(self, key: PRNGKey) -> Walks:
+    def plan(self, graph: SparseRows, key: PRNGKey) -> Walks:
         """Draw a head's walks; unused entries are cut off where no row can need them."""
-        graph = grid_graph(self.cells)
         if not self.importance:
             graph = transition_graph(graph, self.halting)
         walks = _draw_walks(graph, key, self.num_walkers, self.num_hops, self.halting)
@@ -130,46 +133,52 @@ class Walked(Series):
         nodes, loads = walks.nodes[:, :most], walks.loads[:, :most]
         return dataclasses.replace(walks, nodes=nodes, loads=loads, incoming=None)
 
-    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> WalkMask:
+    def mask(self, parameters: Float[JaxArray, "..."], plan: Walks) -> WalkMask:
         """Return Phi Phi^T of the head's walks."""
-        rows = walk_rows(frozen, jax.nn.softplus(parameters))
+        rows = walk_rows(plan, parameters)
         return WalkMask(rows, rows)
 
 
 @dataclass(frozen=True)
-class Free(AbstractMaskFamily):
+class Free(AbstractGridMask[Nothing]):
     """M = F F^T with N learned numbers for every one of N cells (the paper's ablation)."""
 
-    def initial_parameters(self, key: PRNGKey) -> Float[JaxArray, "..."]:
-        """Return F before softplus: nearly constant, so that all cells start nearly alike."""
+    def initial_raw(self, key: PRNGKey) -> Float[JaxArray, "..."]:
+        """Return raw F: nearly constant, so that all cells start nearly alike."""
         num_cells = math.prod(self.cells)
         return _FREE_SPREAD * jax.random.normal(key, (num_cells, num_cells))
 
-    def mask(self, parameters: Float[JaxArray, "..."], frozen: Any) -> LowRankMask:
+    def plan(self, graph: SparseRows, key: PRNGKey) -> Nothing:
+        """Prepare nothing."""
+        del graph, key
+        return ()
+
+    def mask(self, parameters: Float[JaxArray, "..."], plan: Nothing) -> LowRankMask:
         """Return F F^T."""
-        del frozen
-        features = jax.nn.softplus(parameters)
-        return LowRankMask(features, features)
+        del plan
+        return LowRankMask(parameters, parameters)
 
 
 class HeadMasks(nnx.Module):
     """The masks of all heads of a layer, each with the class token before the grid's cells."""
 
-    def __init__(self, family: AbstractMaskFamily, num_heads: int, *, rngs: nnx.Rngs):
-        self.family = family
+    def __init__(self, learned: AbstractGridMask, num_heads: int, *, rngs: nnx.Rngs):
+        self.learned = learned
         # From a stream of their own: models without masks start with the same weights.
         keys = jax.random.split(rngs.masks(), num_heads)
-        self.parameters = nnx.Param(jax.vmap(family.initial_parameters)(keys))
-        drawn = [family.frozen(key) for key in jax.random.split(rngs.masks(), num_heads)]
+        self.parameters = nnx.Param(jax.vmap(learned.initial_raw)(keys))
+        graph = grid_graph(learned.cells)
+        drawn = [learned.plan(graph, key) for key in jax.random.split(rngs.masks(), num_heads)]
         self.frozen = Frozen(jax.tree.map(lambda *of_heads: jnp.stack(of_heads), *drawn))
 
     def map(self, function: Callable[..., JaxArray], *arrays: Float[JaxArray, "a *_"]) -> JaxArray:
         """Return function(mask, *arrays) of every head; the first axis is that of the heads."""
 
-        def of_head(parameters: JaxArray, frozen: Any, *arrays: JaxArray) -> JaxArray:
-            return function(ClassTokenMask(self.family.mask(parameters, frozen)), *arrays)
+        def of_head(parameters: JaxArray, plan: Any, *arrays: JaxArray) -> JaxArray:
+            mask = self.learned.mask(positive(parameters), plan)
+            return function(ClassTokenMask(mask), *arrays)
 
-        return jax.vmap(of_head)(self.parameters.get_value(), self.frozen.get_value(), *arrays)
+        return jax.vmap(of_head)(self.parameters[...], self.frozen.get_value(), *arrays)
 
     def dense(self) -> Float[JaxArray, "a t t"]:
         """Return every head's mask as a matrix."""
@@ -180,11 +189,6 @@ class HeadMasks(nnx.Module):
 def grid_graph(cells: tuple[int, int]) -> SparseRows:
     """Return the graph of a grid in row-major order, W_ij = A_ij / sqrt(d_i d_j)."""
     return matrix_graph(symmetric_weights(grid(*cells)))
-
-
-def inverse_softplus(positive: Float[Array, "..."] | float) -> Float[JaxArray, "..."]:
-    """Return log(exp(y) - 1)."""
-    return jnp.log(jnp.expm1(positive))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

@@ -11,7 +11,7 @@ from flax import nnx
 from hdvpd.array_typing import Array, Float, JaxArray
 from hdvpd.attention import dense
 from hdvpd.attention.feature_maps import relu_features
-from studies.head_masks import AbstractMaskFamily, HeadMasks
+from studies.head_masks import AbstractGridMask, HeadMasks
 
 # Width of the hidden layer over that of tokens (arXiv 2410.03462, Table 2: 4).
 _WIDENING = 2
@@ -20,7 +20,7 @@ _CLASS_SPREAD = 0.02
 _POSITION_SPREAD = 1.0
 
 Kind = Literal["softmax", "linear"]
-FamilyOf = Callable[[tuple[int, int]], AbstractMaskFamily]
+FamilyOf = Callable[[tuple[int, int]], AbstractGridMask]
 
 
 class Attention(nnx.Module):
@@ -43,7 +43,7 @@ class Attention(nnx.Module):
         width: int,
         num_heads: int,
         kind: Kind,
-        family: AbstractMaskFamily | None,
+        family: AbstractGridMask | None,
         *,
         rngs: nnx.Rngs,
     ):

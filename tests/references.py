@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from hdvpd.attention.learned.grf import LearnedGrf
+from hdvpd.attention.learned.rwgnk import LearnedRwgnk
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
+
 Array = np.ndarray
 
 
@@ -88,19 +93,18 @@ def walk_mask(neighbors: Array, modulation: Array) -> Array:
     return np.einsum("l,lij->ij", np.asarray(modulation, np.float64), powers)
 
 
-def graph_mask(name: str, neighbors: Array, num_hops: int, parameters: Array) -> Array:
-    """Return the dense mask of `model.local` or `model.global_mask` on lists of weight 1/k.
+def graph_mask(learned: Any, neighbors: Array, parameters: Array) -> Array:
+    """Return the dense form of a learned mask on lists of weight 1/k.
 
     Args:
-      name: of the mask.
+      learned: its settings.
       neighbors: lists of all tokens.
-      num_hops: hops of the kernel's walks.
       parameters: f of graph random features, [lambda] of the others.
     """
-    if name == "grf":
+    if isinstance(learned, LearnedGrf):
         return walk_mask(neighbors, parameters)
-    if name == "rwgnk":
-        psi = walk_mask(neighbors, parameters[0] ** np.arange(num_hops + 1))
+    if isinstance(learned, LearnedRwgnk):
+        psi = walk_mask(neighbors, parameters[0] ** np.arange(learned.num_hops + 1))
         psi /= np.linalg.norm(psi, axis=1, keepdims=True)
         return psi @ psi.T
     directed = walk_powers(neighbors, 1)[1]
@@ -237,26 +241,28 @@ def edge_linear(params: dict, query: Array, node: Array, edge: Array) -> Array:
 
 
 def neighbor_attender(
-    params: dict, config: Any, h: Array, positions: Array, real: Array, scores: Array
+    params: dict, settings: Any, h: Array, positions: Array, real: Array, scores: Array
 ) -> Array:
     """Return the update of every token by message passing over anchors."""
-    anchors = drawn(scores, real, config.anchor_fraction)
+    anchors = drawn(scores, real, settings.anchor_fraction)
     updates = np.zeros_like(h)
     for a in anchors:
         others = real & (np.arange(len(h)) != a)
-        found, distances = nearest(positions[a : a + 1], positions, config.anchor_neighbors, others)
+        found, distances = nearest(
+            positions[a : a + 1], positions, settings.anchor_neighbors, others
+        )
         hidden, logits = [], []
         for j in found[0][np.isfinite(distances[0])]:
             r = offset(positions[j], positions[a])
             hidden.append(gelu(edge_linear(params["read"], h[a], h[j], r)))
-            if config.aggregate == "softmax":
+            if settings.aggregate == "softmax":
                 logits.append(linear(params["score"], hidden[-1])[0])
         messages = [linear(params["message"], u) for u in hidden]
         share = {
             "softmax": np.exp(logits) / max(np.exp(logits).sum(), 1e-300),
             "mean": np.ones(len(hidden)) / max(len(hidden), 1),
             "sum": np.ones(len(hidden)),
-        }[config.aggregate]
+        }[settings.aggregate]
         message = sum((p * m for p, m in zip(share, messages, strict=True)), np.zeros(h.shape[1]))
         updates[a] = mlp(params["update"], np.concatenate([h[a], message]))
     for i in np.flatnonzero(real):
@@ -273,11 +279,12 @@ def graph_network(
 ) -> tuple[Array, Array]:
     """Return displacement and feature change of one call of VPD's graph network."""
     num_particles = len(previous.mask)
+    settings = config.dynamics
     config = dataclasses.replace(config, position_embedding=False)
     x, place, real = interlacer_tokens(
         params["tokens"], config, np.zeros(3), previous, current, robot
     )
-    chosen = drawn(scores, real[: 2 * num_particles], config.abstract_fraction / 2)
+    chosen = drawn(scores, real[: 2 * num_particles], settings.abstract_fraction / 2)
     nodes, where = x[chosen], place[chosen]
 
     def linked(i: int, k: int, exclude: int = -1) -> list[int]:
@@ -294,16 +301,16 @@ def graph_network(
 
     received = np.zeros_like(nodes)
     for i in np.flatnonzero(real):
-        for n in linked(i, config.abstract_links):
+        for n in linked(i, settings.abstract_links):
             edge = offset(where[n], place[i])
             received[n] += message(params["up_edge"], x[i], nodes[n], edge)
     nodes = update(params["up_node"], nodes, received)
     edges = {}
     for n, i in enumerate(chosen):
-        for m in linked(i, config.abstract_neighbors, exclude=n):
+        for m in linked(i, settings.abstract_neighbors, exclude=n):
             encoded = mlp(params["among"]["mlp"], offset(where[m], where[n]))
             edges[n, m] = layer_norm(params["among"]["norm"], encoded)
-    for i in range(config.message_rounds):
+    for i in range(settings.message_rounds):
         step, received = params["rounds"][i], np.zeros_like(nodes)
         for (n, m), edge in list(edges.items()):
             sent = message(step["edge"], nodes[n], nodes[m], edge)
@@ -313,7 +320,7 @@ def graph_network(
     present = range(num_particles, 2 * num_particles)
     received = np.zeros((num_particles, config.latent_dim))
     for i in present:
-        for n in linked(i, config.abstract_links) if real[i] else []:
+        for n in linked(i, settings.abstract_links) if real[i] else []:
             edge = offset(where[n], place[i])
             received[i - num_particles] += message(params["down_edge"], x[i], nodes[n], edge)
     tokens = update(params["down_node"], x[present], received)
@@ -336,14 +343,14 @@ def read_out(
 
 
 def attention_features(
-    config: Any, query: Array, key: Array, projection: Array | None = None
+    settings: Any, query: Array, key: Array, projection: Array | None = None
 ) -> tuple[Array, Array]:
     """Return positive features of one head's queries and keys, without any stabilisation."""
     width = query.shape[1]
-    if config.feature_map == "favor":
+    if settings.feature_map == "favor":
         z = query / width**0.25, key / width**0.25
         return tuple(np.exp(x @ projection.T - (x**2).sum(1, keepdims=True) / 2) for x in z)
-    if config.feature_map == "elu":
+    if settings.feature_map == "elu":
         x = query / np.sqrt(width), key
         return tuple(np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1 for x in x)
     return np.maximum(query / np.sqrt(width), 0) + 1e-3, np.maximum(key, 0) + 1e-3
@@ -364,38 +371,42 @@ def interlacer(
     `scores` draw the anchors of message passing, `projections` are FAVOR+'s of every block.
     """
     f64, dim, num_particles = np.float64, config.latent_dim, len(previous.mask)
+    attention, layer = config.dynamics.attention, config.dynamics.local
     x, positions, real = interlacer_tokens(
         params["tokens"], config, center, previous, current, robot
     )
-    found, distances = nearest(positions, positions, config.num_neighbors, real, exclude_self=True)
-    own = np.arange(len(x))[:, None]
-    neighbors = np.where(np.isfinite(distances) & real[:, None], found, own)
-    for i in range(config.num_layers):
+
+    def neighbors(k: int) -> Array:
+        found, distances = nearest(positions, positions, k, real, exclude_self=True)
+        own = np.arange(len(x))[:, None]
+        return np.where(np.isfinite(distances) & real[:, None], found, own)
+
+    for i in range(config.dynamics.num_layers):
         block = params["blocks"][i]
         h = linear(block["global_attention"]["query_key_value"],
                    layer_norm(block["norm_global"], x))  # fmt: skip
-        heads, width = config.num_heads, dim // config.num_heads
+        heads, width = attention.num_heads, dim // attention.num_heads
         query, key, value = (part.reshape(-1, heads, width) for part in np.split(h, 3, axis=1))
         masks = np.broadcast_to(real[None], (heads, len(x), len(x)))
-        if config.global_mask != "none":
+        if attention.mask is not None:
             raw = np.asarray(block["global_attention"]["raw_mask"], f64)
             masks = [
-                graph_mask(config.global_mask, neighbors, config.num_hops, parameters)
+                graph_mask(attention.mask, neighbors(attention.num_neighbors), parameters)
                 for parameters in np.log1p(np.exp(raw))
             ]
         out = []
         for a in range(heads):
             projection = projections[i][a] if len(projections) else None
-            features = attention_features(config, query[:, a], key[:, a], projection)
+            features = attention_features(attention, query[:, a], key[:, a], projection)
             out.append(masked_attention(*features, value[:, a], masks[a]))
         x = x + linear(block["global_attention"]["out"], np.concatenate(out, axis=1))
         x = x + mlp(block["mlp"], layer_norm(block["norm_mlp"], x))
-        if config.local in ("grf", "rwgnk", "diffusion"):
+        if isinstance(layer, GraphAttentionSettings):
             local, h = block["local"], layer_norm(block["norm_local"], x)
             modulation = np.log1p(np.exp(np.asarray(local["raw_modulation"], f64)))
-            weights = graph_mask(config.local, neighbors, config.num_hops, modulation)
+            weights = graph_mask(layer.mask, neighbors(layer.num_neighbors), modulation)
             query, key, value = (
-                np.split(linear(local[part], h), config.local_heads, axis=1)
+                np.split(linear(local[part], h), layer.num_heads, axis=1)
                 for part in ("query", "key", "value")
             )
             features = (
@@ -406,9 +417,9 @@ def interlacer(
                 masked_attention(*both, v, weights) for both, v in zip(features, value, strict=True)
             ]
             x = x + linear(local["out"], np.concatenate(attended, axis=1))
-        if config.local == "mp":
+        if isinstance(layer, NeighborAttenderSettings):
             h = layer_norm(block["norm_local"], x)
-            x = x + neighbor_attender(block["local"], config, h, positions, real, scores)
+            x = x + neighbor_attender(block["local"], layer, h, positions, real, scores)
     tokens = x[num_particles : 2 * num_particles]
     return read_out(params["read_out"], config, tokens, current, robot)
 

@@ -4,6 +4,7 @@ Arrays are numpy's: what a test does to them compiles nothing.
 """
 
 import dataclasses
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
+from hdvpd.dynamics.global_attention import GlobalAttentionSettings
+from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.experiments import apply_overrides
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.model import Model
@@ -23,17 +27,19 @@ SCENE = SceneSpec(
 )
 
 
-def tiny_config(**overrides: dict) -> Config:
+def tiny_config(**changes: dict) -> Config:
     """Return a configuration of the smallest sizes that still exercise every part.
 
     Args:
-      **overrides: per section, the fields to replace.
+      **changes: per section, tables to lay over it.
     """
     config = Config(
         data=DataConfig(height=12, width=16),
         model=ModelConfig(
-            num_particles=48, feature_dim=6, unet_channels=(8, 8), num_layers=1, latent_dim=16,
-            num_heads=2,
+            num_particles=48, feature_dim=6, unet_channels=(8, 8), latent_dim=16,
+            dynamics=InterlacerSettings(
+                num_layers=1, attention=GlobalAttentionSettings(num_heads=2)
+            ),
         ),
         render=RenderConfig(
             num_samples=12, num_proposals=6, eval_num_samples=16, eval_num_proposals=8,
@@ -44,11 +50,13 @@ def tiny_config(**overrides: dict) -> Config:
             boundaries=(), clip_norm=1.0,
         ),
     )  # fmt: skip
-    sections = {
-        name: dataclasses.replace(getattr(config, name), **fields)
-        for name, fields in overrides.items()
-    }
-    return dataclasses.replace(config, **sections)
+    return apply_overrides(config, changes)
+
+
+def changed(model: ModelConfig, toml: str) -> ModelConfig:
+    """Return settings of a model with lines of TOML laid over its table."""
+    tables = {"model": tomllib.loads(toml)}
+    return apply_overrides(dataclasses.replace(tiny_config(), model=model), tables).model
 
 
 class TinyModel(Model):

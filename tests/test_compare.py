@@ -22,10 +22,12 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
+from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.experiments import load_config, to_toml
-from hdvpd.members import MEMBERS
+from hdvpd.members import member_names
 from hdvpd.model import Model
 from hdvpd.training import checkpoints, step
 from hdvpd.training.checkpoints import load_model
@@ -37,7 +39,7 @@ class TinyModel(Model):
     """Colours and features from linear maps; the member decides about a bias in the dynamics."""
 
     def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
-        width, with_bias = config.model.feature_dim, config.model.local == "grf"
+        width, with_bias = config.model.feature_dim, config.model.dynamics.local is not None
         self.unet = nnx.Linear(3, width, rngs=rngs)
         self.dynamics = nnx.Linear(width, width, use_bias=with_bias, rngs=rngs)
         self.config, self.scene = config, scene
@@ -82,7 +84,7 @@ def experiment(tmp_path_factory, debug_config):
     config = dataclasses.replace(
         debug_config,
         data=dataclasses.replace(debug_config.data, path=str(root / "scene")),
-        model=dataclasses.replace(debug_config.model, num_particles=128, num_layers=1),
+        model=dataclasses.replace(debug_config.model, num_particles=128),
         train=dataclasses.replace(
             debug_config.train, num_steps=2, log_every=1, checkpoint_every=1, validate_every=0
         ),
@@ -224,7 +226,7 @@ def test_runs_on_other_data_are_refused(out, experiment, tmp_path, capsys):
     ("flags", "parts"),
     [
         (("--members", "grff"), ["no member 'grff'", "did you mean 'grf'?"]),
-        (("--members", "transformer"), ["no member 'transformer'", *MEMBERS]),
+        (("--members", "transformer"), ["no member 'transformer'", *member_names()]),
         (("--members", "grf,grf"), ["name members once each"]),
         (("--seeds", 0), ["--seeds 0", "positive"]),
         (("--data.path", "/nowhere"), ["There is no data set at /nowhere"]),
@@ -244,12 +246,27 @@ def test_seeds_start_at_the_experiments_and_members_take_turns(debug_config, tmp
     runs = plan_runs(config, ["none", "grf"], 2, tmp_path)
     assert [run.name for run in runs] == ["none-5", "grf-5", "none-6", "grf-6"]
     assert [run.config.train.seed for run in runs] == [5, 5, 6, 6]
-    assert [run.config.model.local for run in runs] == ["none", "grf"] * 2
+    dynamics = [run.config.model.dynamics for run in runs]
+    assert all(isinstance(settings, InterlacerSettings) for settings in dynamics)
+    assert [settings.local is None for settings in dynamics] == [True, False] * 2
+
+
+def test_a_member_can_be_a_file(debug_config, tmp_path):
+    file = tmp_path / "short.toml"
+    file.write_text("[model.dynamics]\nnum_layers = 1\n")
+    (run,) = plan_runs(debug_config, [str(file)], 1, tmp_path / "runs")
+    assert (run.name, run.config.model.dynamics.num_layers) == ("short-0", 1)
+    for twice in (["grf", str(tmp_path / "grf.toml")], [str(file)] * 2):
+        with pytest.raises(UserError, match="once each"):
+            plan_runs(debug_config, twice, 1, tmp_path / "runs")
+    file.write_text("[model]\nnum_layers = 1\n")
+    with pytest.raises(UserError, match=r"short.toml.*earlier version, model.dynamics.num_layers"):
+        plan_runs(debug_config, [str(file)], 1, tmp_path / "runs")
 
 
 def test_members_differ_in_the_dynamics_only():
     config, shared = load_config("compare"), []
-    for member in MEMBERS:
+    for member in member_names():
         own = compare.member_config(config, member, 0)
         assert dataclasses.replace(own, model=config.model) == config
         model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=nnx.Rngs(0)))

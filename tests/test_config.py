@@ -1,12 +1,13 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hdvpd import config as schema
+from hdvpd.attention.learned.diffusion import LearnedDiffusion
+from hdvpd.attention.learned.grf import LearnedGrf
+from hdvpd.commands.flags import documentation
 from hdvpd.config import (
     Config,
     DataConfig,
@@ -16,8 +17,16 @@ from hdvpd.config import (
     SceneSpec,
     TrainConfig,
 )
+from hdvpd.config.parts import DYNAMICS, GRAPH_MASKS, LOCAL_LAYERS
+from hdvpd.config.settings import entries, free_keys
+from hdvpd.dynamics.global_attention import GlobalAttentionSettings
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.dynamics.graph_network import GraphNetworkSettings
+from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
 from hdvpd.errors import UserError
 
+within = InterlacerSettings
 SECTIONS = (DataConfig, ModelConfig, RenderConfig, TrainConfig, EvalConfig)
 
 
@@ -25,12 +34,16 @@ def test_defaults_are_the_papers() -> None:
     config = Config()
     assert (config.data.height, config.data.width) == (240, 320)
     assert (config.model.num_particles, config.model.feature_dim) == (32768, 16)
-    assert (config.model.dynamics, config.model.local) == ("interlacer", "grf")
-    assert (config.model.num_layers, config.model.latent_dim) == (4, 128)
-    assert (config.model.num_heads, config.model.mlp_ratio) == (4, 2)
-    assert (config.model.num_neighbors, config.model.num_hops) == (3, 3)
-    assert (config.model.walks, config.model.num_walkers) == ("exact", 27)
-    assert config.model.halting == 0.0
+    dynamics = config.model.dynamics
+    assert isinstance(dynamics, InterlacerSettings)
+    assert isinstance(dynamics.local, GraphAttentionSettings)
+    assert isinstance(dynamics.local.mask, LearnedGrf)
+    assert (dynamics.num_layers, config.model.latent_dim) == (4, 128)
+    assert (dynamics.attention.num_heads, dynamics.mlp_ratio) == (4, 2)
+    assert dynamics.attention.mask is None
+    assert (dynamics.local.num_neighbors, dynamics.local.mask.num_hops) == (3, 3)
+    assert (dynamics.local.mask.walks, dynamics.local.mask.num_walkers) == ("exact", 27)
+    assert dynamics.local.mask.halting == 0.0
     assert config.model.max_displacement == 0.25
     assert config.render.radii == (0.0, 0.01, 0.02, 0.05)
     assert config.render.bandwidths == (0.01, 0.01, 0.01, 0.05)
@@ -67,77 +80,115 @@ def test_validation_never_mutates() -> None:
 
 
 def test_every_key_is_explained() -> None:
-    lines = [line.strip() for line in Path(schema.__file__).read_text().splitlines()]
-    for section in SECTIONS:
-        for field in dataclasses.fields(section):
-            place = next(i for i, line in enumerate(lines) if line.startswith(f"{field.name}: "))
-            assert lines[place + 1].startswith('"""'), field.name
+    parts = [
+        kind for family in (DYNAMICS, LOCAL_LAYERS, GRAPH_MASKS) for kind in family.known().values()
+    ]
+    for schema in (*SECTIONS, GlobalAttentionSettings, *parts):
+        texts = documentation(schema)
+        for field in dataclasses.fields(schema):
+            assert texts.get(field.name), f"{schema.__name__}.{field.name}"
+
+
+def test_what_may_change_stands_at_the_field() -> None:
+    assert list(free_keys(Config, "evaluation")) == [
+        *("data.path", "data.cameras", "data.num_workers", "data.prefetch", "eval")
+    ]
+    free = {entry.key for entry in entries(Config()) if "resume" in entry.free}
+    assert {"data.path", "train.num_steps", "train.log_every", "eval.num_steps"} <= free
+    assert not {"data.height", "train.seed", "model.dynamics.kind", "model.knn"} & free
+    # The cosine schedule is shaped by the number of steps.
+    cosine = Config(train=TrainConfig(schedule="cosine"))
+    assert free - {entry.key for entry in entries(cosine) if "resume" in entry.free} == {
+        "train.num_steps"
+    }
 
 
 @pytest.mark.parametrize(
     ("section", "values", "key"),
     [
-        (DataConfig, {"height": 0}, "data.height"),
-        (DataConfig, {"num_workers": 0}, "data.num_workers"),
-        (DataConfig, {"workspace_min": (0.0, 1.0)}, "data.workspace_min"),
-        (DataConfig, {"workspace_min": (0.0, 1.0, 2.0)}, "data.workspace_max"),
+        (DataConfig, {"height": 0}, "height"),
+        (DataConfig, {"num_workers": 0}, "num_workers"),
+        (DataConfig, {"workspace_min": (0.0, 1.0)}, "workspace_min"),
+        (DataConfig, {"workspace_min": (0.0, 1.0, 2.0)}, "workspace_max"),
         (
             DataConfig,
             {"workspace_min": (0.0, 0.0, 0.0), "workspace_max": (1.0, 0.0, 1.0)},
-            "data.workspace_max",
+            "workspace_max",
         ),
-        (ModelConfig, {"num_particles": 0}, "model.num_particles"),
-        (ModelConfig, {"latent_dim": 100, "num_heads": 3}, "model.num_heads"),
-        (ModelConfig, {"unet_channels": ()}, "model.unet_channels"),
-        (ModelConfig, {"unet_channels": (12,)}, "model.unet_channels"),
-        (ModelConfig, {"max_displacement": 0.0}, "model.max_displacement"),
-        (ModelConfig, {"anchor_fraction": 0.0}, "model.anchor_fraction"),
-        (ModelConfig, {"anchor_neighbors": 0}, "model.anchor_neighbors"),
-        (ModelConfig, {"abstract_fraction": 1.5}, "model.abstract_fraction"),
-        (ModelConfig, {"message_rounds": 0}, "model.message_rounds"),
-        (ModelConfig, {"num_random_features": -1}, "model.num_random_features"),
-        (ModelConfig, {"num_neighbors": 8, "num_particles": 8}, "model.num_neighbors"),
+        (ModelConfig, {"num_particles": 0}, "num_particles"),
+        (ModelConfig, {"unet_channels": ()}, "unet_channels"),
+        (ModelConfig, {"unet_channels": (12,)}, "unet_channels"),
+        (ModelConfig, {"max_displacement": 0.0}, "max_displacement"),
         (
             ModelConfig,
-            {"num_neighbors": 8, "num_particles": 8, "local": "none", "global_mask": "grf"},
-            "model.num_neighbors",
+            {"dynamics": within(attention=GlobalAttentionSettings(num_heads=3))},
+            "dynamics.attention.num_heads",
         ),
-        (ModelConfig, {"local_heads": 0}, "model.local_heads"),
-        (ModelConfig, {"latent_dim": 100, "local_heads": 3}, "model.local_heads"),
-        (ModelConfig, {"max_diffusion_time": 0.0}, "model.max_diffusion_time"),
-        (ModelConfig, {"max_diffusion_time": float("inf")}, "model.max_diffusion_time"),
-        (ModelConfig, {"num_walkers": 0}, "model.num_walkers"),
-        (ModelConfig, {"walks": "iid", "halting": 1.0}, "model.halting"),
-        (ModelConfig, {"walks": "iid", "halting": -0.1}, "model.halting"),
-        (ModelConfig, {"walks": "iid", "halting": float("nan")}, "model.halting"),
-        (ModelConfig, {"halting": 0.5}, "model.halting"),
-        (ModelConfig, {"walks": "antithetic", "num_walkers": 4}, "model.halting"),
         (
             ModelConfig,
+            {"dynamics": within(local=GraphAttentionSettings(num_heads=3))},
+            "dynamics.local.num_heads",
+        ),
+        (
+            ModelConfig,
+            {"dynamics": within(local=GraphAttentionSettings(num_neighbors=8)), "num_particles": 8},
+            "dynamics.local.num_neighbors",
+        ),
+        (
+            ModelConfig,
+            {
+                "num_particles": 8,
+                "dynamics": within(
+                    local=None,
+                    attention=GlobalAttentionSettings(mask=LearnedGrf(), num_neighbors=8),
+                ),
+            },
+            "dynamics.attention.num_neighbors",
+        ),
+        (GlobalAttentionSettings, {"num_random_features": -1}, "num_random_features"),
+        (NeighborAttenderSettings, {"anchor_fraction": 0.0}, "anchor_fraction"),
+        (NeighborAttenderSettings, {"anchor_neighbors": 0}, "anchor_neighbors"),
+        (GraphNetworkSettings, {"abstract_fraction": 1.5}, "abstract_fraction"),
+        (GraphNetworkSettings, {"message_rounds": 0}, "message_rounds"),
+        (GraphAttentionSettings, {"num_heads": 0}, "num_heads"),
+        (
+            GraphAttentionSettings,
+            {"num_neighbors": 8, "mask": LearnedGrf(num_hops=5)},
+            "mask.num_hops",
+        ),
+        (LearnedDiffusion, {"max_time": 0.0}, "max_time"),
+        (LearnedDiffusion, {"max_time": float("inf")}, "max_time"),
+        (LearnedGrf, {"num_walkers": 0}, "num_walkers"),
+        (LearnedGrf, {"walks": "iid", "halting": 1.0}, "halting"),
+        (LearnedGrf, {"walks": "iid", "halting": -0.1}, "halting"),
+        (LearnedGrf, {"walks": "iid", "halting": float("nan")}, "halting"),
+        (LearnedGrf, {"halting": 0.5}, "halting"),
+        (LearnedGrf, {"walks": "antithetic", "num_walkers": 4}, "halting"),
+        (
+            LearnedGrf,
             {"walks": "repelling-antithetic", "num_walkers": 27, "halting": 0.5},
-            "model.num_walkers",
+            "num_walkers",
         ),
-        (ModelConfig, {"num_neighbors": 8, "num_hops": 5}, "model.num_hops"),
-        (RenderConfig, {"near": 0.0}, "render.near"),
-        (RenderConfig, {"near": 2.0}, "render.near"),
-        (RenderConfig, {"radii": (0.0,)}, "render.bandwidths"),
-        (RenderConfig, {"radii": (0.0,), "bandwidths": (0.0,)}, "render.bandwidths"),
-        (RenderConfig, {"num_proposals": -1}, "render.num_proposals"),
-        (RenderConfig, {"cutoff": 0.0}, "render.cutoff"),
-        (TrainConfig, {"horizon": 0}, "train.horizon"),
-        (TrainConfig, {"boundaries": ()}, "train.learning_rates"),
-        (TrainConfig, {"schedule": "cosine", "learning_rates": ()}, "train.learning_rates"),
-        (TrainConfig, {"learning_rates": (1e-3, -1e-4)}, "train.learning_rates"),
+        (RenderConfig, {"near": 0.0}, "near"),
+        (RenderConfig, {"near": 2.0}, "near"),
+        (RenderConfig, {"radii": (0.0,)}, "bandwidths"),
+        (RenderConfig, {"radii": (0.0,), "bandwidths": (0.0,)}, "bandwidths"),
+        (RenderConfig, {"num_proposals": -1}, "num_proposals"),
+        (RenderConfig, {"cutoff": 0.0}, "cutoff"),
+        (TrainConfig, {"horizon": 0}, "horizon"),
+        (TrainConfig, {"boundaries": ()}, "learning_rates"),
+        (TrainConfig, {"schedule": "cosine", "learning_rates": ()}, "learning_rates"),
+        (TrainConfig, {"learning_rates": (1e-3, -1e-4)}, "learning_rates"),
         (
             TrainConfig,
             {"learning_rates": (1e-3,) * 3, "boundaries": (9, 5)},
-            "train.boundaries",
+            "boundaries",
         ),
-        (TrainConfig, {"num_steps": 10, "warmup_steps": 10}, "train.warmup_steps"),
-        (TrainConfig, {"clip_norm": 0.0}, "train.clip_norm"),
-        (TrainConfig, {"validate_every": -1}, "train.validate_every"),
-        (EvalConfig, {"windows_per_episode": 0}, "eval.windows_per_episode"),
-        (EvalConfig, {"num_episodes": -1}, "eval.num_episodes"),
+        (TrainConfig, {"num_steps": 10, "warmup_steps": 10}, "warmup_steps"),
+        (TrainConfig, {"clip_norm": 0.0}, "clip_norm"),
+        (TrainConfig, {"validate_every": -1}, "validate_every"),
+        (EvalConfig, {"windows_per_episode": 0}, "windows_per_episode"),
+        (EvalConfig, {"num_episodes": -1}, "num_episodes"),
     ],
 )
 def test_impossible_values_are_named(section: Any, values: dict[str, Any], key: str) -> None:
@@ -156,6 +207,6 @@ def test_scene_centre() -> None:
 
 
 def test_many_hops_and_neighbours_can_be_sampled() -> None:
-    config = ModelConfig(walks="repelling", num_neighbors=8, num_hops=10, num_walkers=4)
-    assert config.halting == 0.0
-    assert ModelConfig(num_particles=2, local="none").num_particles == 2
+    mask = LearnedGrf(walks="repelling", num_hops=10, num_walkers=4)
+    assert GraphAttentionSettings(num_neighbors=8, mask=mask).mask.halting == 0.0
+    assert ModelConfig(num_particles=2, dynamics=within(local=None)).num_particles == 2

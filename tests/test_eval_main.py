@@ -19,7 +19,7 @@ from PIL import Image
 from hdvpd import eval as evaluation
 from hdvpd import metrics
 from hdvpd.__main__ import main as command
-from hdvpd.config import Config, EvalConfig
+from hdvpd.config import EvalConfig
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
@@ -363,8 +363,10 @@ def test_more_steps_than_frames_are_refused(run_copy, capsys):
 
 
 def test_a_trained_model_cannot_be_asked_to_be_another(run_copy):
-    with pytest.raises(UserError, match=r"model.num_layers = 3 .* trained with 2"):
-        evaluation.main([run_copy], overrides={"model": {"num_layers": 3}})
+    with pytest.raises(UserError, match=r"dynamics.num_layers = 3 .* trained with 2.*--data.path"):
+        evaluation.main([run_copy], overrides={"model": {"dynamics": {"num_layers": 3}}})
+    with pytest.raises(UserError, match=r"model.dynamics.local.kind = 'mp' .*with 'attention'"):
+        evaluation.main([run_copy], overrides={"model": {"dynamics": {"local": "mp"}}})
 
 
 def test_a_data_set_of_another_robot_is_refused(run_copy, dataset, tmp_path, capsys):
@@ -420,9 +422,3 @@ def test_a_prediction_that_is_not_finite_is_not_silently_left_out(runs, dataset,
     batch = read_window(dataset, 9, 0, 2 + STEPS, config.data)
     with pytest.raises(UserError, match="rollout step 0 in episode 9"):
         rollouts.evaluate_window(broken, batch, None, controls=(), seed=0, moving_threshold=0.1)
-
-
-def test_every_changeable_flag_exists():
-    for key in evaluation._CHANGEABLE:
-        section, name = key.split(".")
-        assert hasattr(getattr(Config(), section), name)

@@ -8,20 +8,21 @@ import jax
 import pytest
 from flax import nnx
 
-from hdvpd import experiments
 from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
+from hdvpd.config.reading import key_types, nearest_key
+from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
 from hdvpd.errors import UserError
 from hdvpd.experiments import (
-    KEY_TYPES,
     apply_overrides,
-    experiment_names,
+    config_files,
     find_experiment,
     flatten,
     load_config,
-    nearest_key,
     read_toml,
     to_toml,
 )
+from hdvpd.members import with_member
 from hdvpd.model import Model
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,7 +34,16 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(experiment_names()))
+def leaves(tables: dict, prefix: str = "") -> dict:
+    """Return every value by its dotted key."""
+    found = {}
+    for key, value in tables.items():
+        inner = isinstance(value, dict)
+        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+@pytest.mark.parametrize("name", config_files())
 def test_every_experiment_survives_writing_and_reading(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     assert read_toml(write(tmp_path, to_toml(config))) == config
@@ -51,8 +61,18 @@ def test_round_trip_of_unusual_values(tmp_path: Path) -> None:
 
 
 def test_written_file_states_every_key() -> None:
-    tables = tomllib.loads(to_toml(Config()))
-    assert {f"{s}.{k}" for s, table in tables.items() for k in table} == set(KEY_TYPES)
+    stated = leaves(tomllib.loads(to_toml(Config())))
+    # A part that is left out is no table: its key is its kind.
+    assert stated.pop("model.dynamics.attention.mask") == "none"
+    assert {*stated, "model.dynamics.attention.mask.kind"} == set(flatten(Config()))
+    assert set(flatten(Config())) <= set(key_types())
+
+
+@pytest.mark.parametrize("member", config_files("members"))
+def test_every_member_survives_writing_and_reading(member: str, tmp_path: Path) -> None:
+    config = with_member(Config(), member)
+    assert read_toml(write(tmp_path, to_toml(config))) == config
+    assert hash(config) == hash(with_member(Config(), member))
 
 
 def test_paper_is_the_defaults() -> None:
@@ -60,20 +80,18 @@ def test_paper_is_the_defaults() -> None:
 
 
 def test_experiments_that_come_with_the_package() -> None:
-    assert {"paper", "demo", "debug"} <= set(experiment_names())
+    assert {"paper", "demo", "debug"} <= set(config_files())
 
 
 def test_experiment_files_state_only_deviations() -> None:
-    for path in experiment_names().values():
+    for path in config_files().values():
         defaults = flatten(Config())
-        for section, table in tomllib.loads(path.read_text()).items():
-            for key, value in table.items():
-                default = defaults[f"{section}.{key}"]
-                found = tuple(value) if isinstance(value, list) else value
-                assert found != default, f"{path.name}: {section}.{key} repeats the default"
+        for key, value in leaves(tomllib.loads(path.read_text())).items():
+            found = tuple(value) if isinstance(value, list) else value
+            assert found != defaults[key], f"{path.name}: {key} repeats the default"
 
 
-@pytest.mark.parametrize("name", sorted(experiment_names()))
+@pytest.mark.parametrize("name", config_files())
 def test_every_experiment_builds_with_the_documented_size(name: str) -> None:
     scene = SceneSpec(84, (-0.5, -0.75, -0.05), (0.6, 0.75, 0.8))
     config = load_config(name)
@@ -98,12 +116,16 @@ def test_overrides_win_over_the_file() -> None:
     config = load_config(
         "debug",
         {
-            "model": {"num_particles": 96, "unet_channels": [8, 24], "local": "none"},
+            "model": {"num_particles": 96, "unet_channels": [8, 24], "dynamics": {"local": "mp"}},
             "train": {"remat": False, "tensorboard": True},
             "render": {"far": 3},
         },
     )
     assert (config.model.num_particles, config.model.unet_channels) == (96, (8, 24))
+    assert isinstance(config.model.dynamics, InterlacerSettings)
+    assert config.model.dynamics.local == NeighborAttenderSettings()
+    # What the file says of the same part stays.
+    assert config.model.dynamics.num_layers == 2
     assert (config.train.remat, config.train.tensorboard) == (False, True)
     assert (config.render.far, type(config.render.far)) == (3.0, float)
     assert config.model.latent_dim == load_config("debug").model.latent_dim
@@ -115,7 +137,8 @@ def test_a_list_can_be_emptied() -> None:
 
 
 def test_combinations_are_judged_after_all_overrides() -> None:
-    config = load_config("debug", {"model": {"latent_dim": 33, "num_heads": 3}})
+    heads = {"attention": {"num_heads": 3}}
+    config = load_config("debug", {"model": {"latent_dim": 33, "dynamics": heads}})
     assert config.model.latent_dim == 33
     config = load_config("debug", {"render": {"near": 3, "far": 4}})
     assert config.render.near == 3.0
@@ -136,7 +159,7 @@ def test_apply_overrides_leaves_the_original() -> None:
         ("[model]\nparticles = 5", ["model.particles = 5", "is model.num_particles"]),
         ("[eval]\nbatch_size = 5", ["eval.batch_size = 5", "is train.batch_size"]),
         ("num_particles = 5", ["num_particles = 5", "is model.num_particles"]),
-        ("model = 5", ["unknown key model = 5"]),
+        ("model = 5", ["model = 5", "expected a table"]),
         ("[model.num_particles]\nx = 1", ["model.num_particles", "expected an integer"]),
         ("[zzz]\nqqqqqq = 1", ["zzz.qqqqqq = 1", "docs/experiments.md"]),
         ("[model]\nnum_particles = '5'", ['model.num_particles = "5"', "expected an integer"]),
@@ -147,12 +170,22 @@ def test_apply_overrides_leaves_the_original() -> None:
         ("[train]\nclip_norm = inf", ["train.clip_norm = inf", "expected a finite number"]),
         ("[model]\nunet_channels = 8", ["model.unet_channels = 8", "each item an integer"]),
         ("[model]\nunet_channels = [8, 'a']", ['[8, "a"]', "expected an integer"]),
-        ("[model]\nlocal = 'gfr'", ["'mp', 'none'", "the nearest is 'grf'"]),
+        ("[model.dynamics]\nlocal = 'mpp'", ["'mp', 'none'", "the nearest is 'mp'"]),
+        ("[model.dynamics.local]\nkind = 'mp'\nnum_heads = 2", ["num_heads = 2", "this kind"]),
+        ("[model.dynamics.attention.mask]\nnum_hops = 2", ["num_hops = 2", "this kind"]),
+        ("[model]\ndynamics = 3", ["model.dynamics = 3", "'interlacer', 'graph_network'"]),
+        ("[model.dynamics]\nkind = 3", ["model.dynamics.kind = 3", "expected a text"]),
+        ("[model.dynamics]\nlocal = 'nowhere.x:Y'", ['local = "nowhere.x:Y"', "No module named"]),
+        ("[model.dynamics]\nlocal = 'hdvpd.config:Nothing'", ["no attribute 'Nothing'"]),
+        ("[model.dynamics]\nlocal = 'hdvpd.config:Config'", ["Config is no local layer"]),
         ("[data]\npath = 1979-05-27", ["data.path = ", "expected a text"]),
-        ("[model]\nnum_heads = 3", ["model.num_heads = 3", "must divide model.latent_dim = 128"]),
-        ("[render]\nfar = 0.05", ["render.near = 0.1", "render.far = 0.05"]),
+        (
+            "[model.dynamics]\nattention = {num_heads = 3}",
+            ["model.dynamics.attention.num_heads = 3", "must divide model.latent_dim = 128"],
+        ),
+        ("[render]\nfar = 0.05", ["render.near = 0.1", "far = 0.05"]),
         ("[model\nx=1", ["not valid TOML", "line 1"]),
-        ("[model]\nlocal = 'none'\nlocal = 'grf'\n", ["not valid TOML", "line 3"]),
+        ("[model]\nknn = 'xla'\nknn = 'auto'\n", ["not valid TOML", "line 3"]),
     ],
 )
 def test_mistake_in_a_file_is_one_line(tmp_path: Path, text: str, parts: list[str]) -> None:
@@ -173,8 +206,15 @@ def test_mistake_in_a_file_is_one_line(tmp_path: Path, text: str, parts: list[st
         ({"num_particles": 5}, ["unknown key num_particles = 5", "is model.num_particles"]),
         ({"model": {"num_particles": "many"}}, ['num_particles = "many"', "an integer"]),
         ({"render": {"far": math.nan}}, ["render.far = nan", "finite"]),
-        ({"model": {"local": "gr"}}, ['model.local = "gr"', "the nearest is 'grf'"]),
-        ({"model": {"num_heads": 3}}, ["debug.toml with model.num_heads = 3", "latent_dim = 32"]),
+        ({"model": {"dynamics": {"local": "mpp"}}}, ['local.kind = "mpp"', "the nearest is 'mp'"]),
+        (
+            {"model": {"dynamics": {"attention": {"num_heads": 3}}}},
+            ["debug.toml with model.dynamics.attention.num_heads = 3", "latent_dim = 32"],
+        ),
+        (
+            {"model": {"dynamics": {"local": {"anchor_neighbors": 3}}}},
+            ["model.dynamics.local.anchor_neighbors = 3", "of this kind has no such setting"],
+        ),
     ],
 )
 def test_mistake_in_an_override_is_one_line(overrides: dict, parts: list[str]) -> None:
@@ -197,13 +237,28 @@ def test_removed_keys_are_left_out_of_files_and_refused_as_overrides(
         load_config("debug", {"eval": {"num_bootstrap": 100}})
 
 
-def test_renamed_keys_are_known_by_either_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experiments, "RENAMED", {"eval.horizon": "eval.num_steps"})
-    for key in ("horizon", "num_steps"):
-        assert read_toml(write(tmp_path, f"[eval]\n{key} = 3\n")).eval.num_steps == 3
-    assert load_config("debug", {"eval": {"horizon": 5}}).eval.num_steps == 5
+def test_keys_that_moved_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "[model]\nnum_hops = 2\n")
+    with pytest.raises(UserError) as caught:
+        read_toml(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: model.num_hops = 2 is a key of an earlier version")
+    assert "model.dynamics.local.mask.num_hops now" in message
+    assert "hdvpd model convert" in message
+
+
+def test_another_kind_replaces_a_part_and_the_same_kind_keeps_it() -> None:
+    sampled = {"mask": {"kind": "grf", "walks": "iid", "num_walkers": 4}}
+    config = load_config("debug", {"model": {"dynamics": {"local": sampled}}})
+    kept = {"mask": {"kind": "grf", "num_hops": 2}}
+    again = apply_overrides(config, {"model": {"dynamics": {"local": kept}}})
+    values = flatten(again)
+    assert values["model.dynamics.local.mask.walks"] == "iid"
+    assert values["model.dynamics.local.mask.num_hops"] == 2
+    other = apply_overrides(config, {"model": {"dynamics": {"local": {"mask": "rwgnk"}}}})
+    assert flatten(other)["model.dynamics.local.mask.walks"] == "exact"
+    without = apply_overrides(config, {"model": {"dynamics": {"local": "none"}}})
+    assert flatten(without)["model.dynamics.local.kind"] == "none"
 
 
 def test_controls_are_chosen_by_name() -> None:
@@ -229,10 +284,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
         read_toml(tmp_path)
 
 
-@pytest.mark.parametrize("key", list(KEY_TYPES))
-def test_a_dropped_letter_is_recognised(key: str) -> None:
-    section, _, name = key.partition(".")
-    wrong = f"{section}.{name[:1]}{name[2:]}"
-    assert nearest_key(wrong) in KEY_TYPES
-    if len(name) > 4:
-        assert nearest_key(wrong) == key
+def test_a_dropped_letter_is_recognised() -> None:
+    keys = key_types()
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        wrong = f"{section}.{name[:1]}{name[2:]}"
+        assert nearest_key(wrong) in keys
+        if len(name) > 4:
+            assert nearest_key(wrong) == key

@@ -19,9 +19,10 @@ from hdvpd.attention.feature_maps import (
 )
 from hdvpd.attention.linear import linear_attention
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.global_attention import GlobalAttention
+from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 
 WIDTH = 4
+MODEL = ModelConfig(latent_dim=8)
 
 
 @pytest.mark.parametrize("features", [relu_features, elu_features])
@@ -120,7 +121,7 @@ def test_exponents_are_the_logarithm_of_the_features():
 def test_stabilisation_does_not_change_attention():
     query, key, value, mask = random_heads()
     out = favor_attention(query, key, value, mask)
-    config = ModelConfig(feature_map="favor")
+    config = GlobalAttentionSettings(feature_map="favor")
     every = np.broadcast_to(mask[None], (len(mask), len(mask)))
     for a in range(2):
         features = references.attention_features(
@@ -189,8 +190,9 @@ def test_masked_keys_are_inert_whatever_they_hold():
 
 @pytest.mark.parametrize("feature_map", ["elu", "favor"])
 def test_values_and_gradients_of_the_layer_are_finite_at_extreme_inputs(feature_map):
-    config = ModelConfig(latent_dim=8, num_heads=2, feature_map=feature_map)
-    graphdef, params = scenes.random_params(lambda: GlobalAttention(config, rngs=nnx.Rngs(0)))
+    settings = GlobalAttentionSettings(num_heads=2, feature_map=feature_map)
+    build = lambda: GlobalAttention(settings, MODEL, rngs=nnx.Rngs(0))  # noqa: E731
+    graphdef, params = scenes.random_params(build)
     layer = scenes.apply(graphdef, params)
     run = jax.jit(jax.value_and_grad(lambda x, mask: (layer(x, mask) ** 2).mean()))
     direction = np.random.default_rng(4).normal(size=(30, 8)).astype(np.float32)
@@ -202,10 +204,10 @@ def test_values_and_gradients_of_the_layer_are_finite_at_extreme_inputs(feature_
 
 
 def test_the_projection_is_no_parameter_and_differs_by_layer_and_head():
-    config = ModelConfig(latent_dim=8, num_heads=2, feature_map="favor")
+    settings = GlobalAttentionSettings(num_heads=2, feature_map="favor")
 
     def project(seed):
-        build = lambda: GlobalAttention(config, seed=seed, rngs=nnx.Rngs(0))  # noqa: E731
+        build = lambda: GlobalAttention(settings, MODEL, seed=seed, rngs=nnx.Rngs(0))  # noqa: E731
         graphdef, params = scenes.random_params(build)
         assert set(params) == {"query_key_value", "out"}
         return np.asarray(scenes.apply(graphdef, params).projection)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from hdvpd.attention.linear import linear_attention
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.global_attention import GlobalAttention
+from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 
 attend = jax.jit(linear_attention)
 
@@ -100,8 +100,9 @@ def test_no_real_token_gives_zero_and_finite_gradients():
 
 @pytest.fixture(scope="module")
 def layer():
-    config = ModelConfig(latent_dim=8, num_heads=2)
-    graphdef, params = scenes.random_params(lambda: GlobalAttention(config, rngs=nnx.Rngs(0)))
+    settings, model = GlobalAttentionSettings(num_heads=2), ModelConfig(latent_dim=8)
+    build = lambda: GlobalAttention(settings, model, rngs=nnx.Rngs(0))  # noqa: E731
+    graphdef, params = scenes.random_params(build)
     return lambda tokens, mask: scenes.apply(graphdef, params)(tokens, mask)
 
 

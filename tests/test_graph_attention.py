@@ -1,4 +1,4 @@
-"""The GRF layer: what it reaches, and how `model.walks` puts sampled walkers in place of all."""
+"""The GRF layer: what it reaches, and how sampled walkers take the place of all."""
 
 import functools
 
@@ -10,8 +10,9 @@ import references
 import scenes
 from flax import nnx
 
+from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.graph_attention import GraphAttention
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.kernels.walks import exact_walks
 
 NUM_TOKENS, NUM_REAL = 24, 18
@@ -20,14 +21,14 @@ NUM_TOKENS, NUM_REAL = 24, 18
 @functools.cache
 def layer(walks, num_walkers=27, halting=0.0, kernels="xla"):
     """Return a jitted layer of positions, tokens and key on a padded cloud."""
-    config = ModelConfig(
-        latent_dim=8, walks=walks, num_walkers=num_walkers, halting=halting, kernels=kernels
-    )
-    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
-    mask = jnp.arange(NUM_TOKENS) < NUM_REAL
+    model = ModelConfig(latent_dim=8, kernels=kernels)
+    mask = LearnedGrf(walks=walks, num_walkers=num_walkers, halting=halting)
+    settings = GraphAttentionSettings(mask=mask)
+    graphdef, params = scenes.random_params(lambda: settings.make(model, rngs=nnx.Rngs(0)))
+    real = jnp.arange(NUM_TOKENS) < NUM_REAL
 
     def run(positions, tokens, key):
-        plan = GraphAttention.plan(config, positions, mask, key)
+        plan = settings.plan(model, positions, real, key)
         return scenes.apply(graphdef, params)(tokens, plan)
 
     return jax.jit(run)
@@ -87,8 +88,9 @@ def surface_neighbors(num_tokens, seed=0):
 @pytest.fixture(params=["xla", "host"])
 def on_surface(request):
     """Return the layer as a function of the tokens on a plane."""
-    config = ModelConfig(latent_dim=8, kernels=request.param)
-    graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
+    model = ModelConfig(latent_dim=8, kernels=request.param)
+    build = lambda: GraphAttentionSettings().make(model, rngs=nnx.Rngs(0))  # noqa: E731
+    graphdef, params = scenes.random_params(build)
     walks = exact_walks(scenes.list_graph(surface_neighbors(40), request.param), 3)
     return lambda tokens: scenes.apply(graphdef, params)(tokens, walks)
 
@@ -113,7 +115,7 @@ def test_impulse_beyond_three_hops_changes_no_bit(on_surface):
 
 
 def test_initial_modulation_is_the_public_codes():
-    attention = GraphAttention(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
+    attention = GraphAttentionSettings().make(ModelConfig(latent_dim=8), rngs=nnx.Rngs(0))
     modulation = jax.nn.softplus(attention.raw_modulation[...])
     np.testing.assert_allclose(modulation, np.exp(-0.01 * np.arange(4)), rtol=1e-6)
 

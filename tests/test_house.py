@@ -24,7 +24,6 @@ CYCLES = [
 UPWARD: set[tuple[str, str]] = set()
 LONG_FILES = {
     "hdvpd.compare",
-    "hdvpd.config",
 }
 LONG_FUNCTIONS = {
     "hdvpd.evaluation.rollouts.evaluate_window",

@@ -703,8 +703,9 @@ def test_the_check_can_be_left_out(tmp_path, capsys):
     assert "verdict" not in capsys.readouterr().out
 
 
-TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.num-layers 1
-  --model.unet-channels 8 --model.latent-dim 16 --model.num-heads 2 --render.num-samples 8
+TINY = """--data.height 24 --data.width 32 --model.num-particles 96 --model.dynamics.num-layers 1
+  --model.unet-channels 8 --model.latent-dim 16 --model.dynamics.attention.num-heads 2
+  --render.num-samples 8
   --render.num-proposals 4 --render.mlp-width 16 --train.num-rays 16 --train.horizon 1
   --train.num-steps 2 --train.warmup-steps 0 --train.validate-every 0"""
 

@@ -3,7 +3,6 @@
 What it shares with the other members is in test_members.py.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -14,8 +13,6 @@ import scenes
 from flax import nnx
 
 from hdvpd.dynamics import tokens
-from hdvpd.dynamics.graph_attention import GraphAttention
-from hdvpd.dynamics.interlacer import Interlacer
 
 # With the optional carrying, so that symmetries and limits hold for it as well.
 CONFIG = scenes.tiny_config(
@@ -24,24 +21,21 @@ CONFIG = scenes.tiny_config(
 CENTER = np.array(scenes.SCENE.center)
 
 
-def make(**fields):
+def make(changes=""):
     """Return definition and trained-looking parameters of an Interlacer."""
-    config = dataclasses.replace(CONFIG, **fields)
-    return scenes.random_params(lambda: Interlacer(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    config = scenes.changed(CONFIG, changes)
+    return scenes.random_params(
+        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
+    )
 
 
 @functools.cache
-def jitted(**fields):
+def jitted(changes=""):
     """Return the jitted call (params, previous, current, robot) and trained-looking parameters."""
-    graphdef, params = make(**fields)
+    graphdef, params = make(changes)
     return jax.jit(
         lambda params, *inputs: scenes.apply(graphdef, params)(*inputs, jax.random.key(0))
     ), params
-
-
-def predict(*inputs, **fields):
-    run, params = jitted(**fields)
-    return run(params, *inputs)
 
 
 def inputs(num_real=16, seed=0):
@@ -56,22 +50,23 @@ def assert_close(change, other, atol=1e-5):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "changes",
     [
-        {"num_layers": 2},
-        {"kernels": "host", "position_frequencies": 2},
-        {"knn": "xla", "position_embedding": False, "carry": False},
-        {"local": "none"},
-        {"local": "none", "global_mask": "diffusion"},
-        {"local": "rwgnk", "global_mask": "rwgnk", "kernels": "host"},
-        {"local": "none", "global_mask": "grf"},
-        {"local_heads": 4, "kernels": "host"},
+        "dynamics.num_layers = 2",
+        'kernels = "host"\nposition_frequencies = 2',
+        'knn = "xla"\nposition_embedding = false\ncarry = false',
+        'dynamics.local = "none"',
+        'dynamics = {local = "none", attention.mask = "diffusion"}',
+        'dynamics = {local.mask = "rwgnk", attention.mask = "rwgnk"}\nkernels = "host"',
+        'dynamics = {local.mask = "rwgnk", attention = {mask = "rwgnk", num_neighbors = 5}}',
+        'dynamics = {local = "none", attention.mask = "grf"}',
+        'dynamics.local.num_heads = 4\nkernels = "host"',
     ],
 )
-def test_equals_the_dense_numpy_interlacer(fields):
-    run, params = jitted(**fields)
+def test_equals_the_dense_numpy_interlacer(changes):
+    run, params = jitted(changes)
     change = run(params, *inputs())
-    config = dataclasses.replace(CONFIG, **fields)
+    config = scenes.changed(CONFIG, changes)
     expected = references.interlacer(params, config, CENTER, *inputs())
     assert np.abs(expected[0]).max() > 0.01
     np.testing.assert_allclose(change.displacement, expected[0], atol=1e-5)
@@ -92,8 +87,8 @@ def test_kinematic_points_are_known_by_identity_and_not_by_order():
 
 
 def test_walks_hold_no_padding_and_no_token_neighbours_itself():
-    graphdef, params = make(num_hops=1)
-    config = dataclasses.replace(CONFIG, num_hops=1)
+    graphdef, params = make("dynamics.local.mask.num_hops = 1")
+    config = scenes.changed(CONFIG, "dynamics.local.mask.num_hops = 1")
     previous, current, robot = inputs(num_real=13)
     # Coincident particles must not hide behind each other either.
     current.positions[:8] = 0.1
@@ -101,7 +96,8 @@ def test_walks_hold_no_padding_and_no_token_neighbours_itself():
     def build(*clouds):
         module = scenes.apply(graphdef, params)
         _, positions, mask = module.tokens(*clouds)
-        return GraphAttention.plan(config, positions, mask, jax.random.key(0)).nodes, mask
+        plan = config.dynamics.local.plan(config, positions, mask, jax.random.key(0))
+        return plan.nodes, mask
 
     nodes, mask = map(np.asarray, jax.jit(build)(previous, current, robot))
     own = np.arange(len(mask))[:, None]

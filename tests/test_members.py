@@ -19,8 +19,8 @@ from flax import nnx
 
 from hdvpd import sampling
 from hdvpd.dynamics import edges, graph_masks
+from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.kernels.neighbors import Neighbors
-from hdvpd.model import DYNAMICS
 from hdvpd.types import ParticleCloud
 
 NUM_PARTICLES = 20
@@ -29,14 +29,14 @@ CONFIG = scenes.tiny_config(
     model={"num_particles": NUM_PARTICLES, "kernels": "xla", "knn": "kdtree", "carry": True}
 ).model
 MEMBERS = {
-    "grf": {},
-    "rwgnk": {"local": "rwgnk", "local_heads": 2},
-    "diffusion": {"local": "diffusion", "max_diffusion_time": 3.0},
-    "mp": {"local": "mp", "anchor_fraction": 0.25, "anchor_neighbors": 4},
-    "favor": {"local": "none", "feature_map": "favor"},
-    "graph_network": {"dynamics": "graph_network", "abstract_fraction": 0.4,
-                      "abstract_neighbors": 3, "message_rounds": 2},
-}  # fmt: skip
+    "grf": "",
+    "rwgnk": 'dynamics.local = {num_heads = 2, mask = "rwgnk"}',
+    "diffusion": 'dynamics.local.mask = {kind = "diffusion", max_time = 3.0}',
+    "mp": 'dynamics.local = {kind = "mp", anchor_fraction = 0.25, anchor_neighbors = 4}',
+    "favor": 'dynamics = {local = "none", attention.feature_map = "favor"}',
+    "graph_network": """dynamics = {kind = "graph_network", abstract_fraction = 0.4,
+                        abstract_neighbors = 3, message_rounds = 2}""".replace("\n", " "),
+}
 CENTER = np.array(scenes.SCENE.center)
 SCORES = np.random.default_rng(7).random(2 * NUM_PARTICLES + 15).astype(np.float32)
 
@@ -46,15 +46,16 @@ def member(request):
     return request.param
 
 
-def configure(member, **fields):
-    return dataclasses.replace(CONFIG, **(MEMBERS[member] | fields))
+def configure(member, changes=""):
+    return scenes.changed(scenes.changed(CONFIG, MEMBERS[member]), changes)
 
 
-def make(member, **fields):
+def make(member, changes=""):
     """Return definition and trained-looking parameters."""
-    config = configure(member, **fields)
-    build = DYNAMICS[config.dynamics]
-    return scenes.random_params(lambda: build(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    config = configure(member, changes)
+    return scenes.random_params(
+        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
+    )
 
 
 @contextlib.contextmanager
@@ -65,9 +66,9 @@ def drawing(scores):
 
 
 @functools.cache
-def jitted(member, **fields):
+def jitted(member, changes=""):
     """Return the jitted call (params, scores, previous, current, robot) and parameters."""
-    graphdef, params = make(member, **fields)
+    graphdef, params = make(member, changes)
 
     def call(params, scores, *inputs):
         with drawing(scores):
@@ -76,8 +77,8 @@ def jitted(member, **fields):
     return jax.jit(call), params
 
 
-def predict(member, *inputs, scores=SCORES, **fields):
-    run, params = jitted(member, **fields)
+def predict(member, *inputs, scores=SCORES, changes=""):
+    run, params = jitted(member, changes)
     return run(params, scores, *inputs)
 
 
@@ -88,9 +89,9 @@ def split(previous, current, robot):
     return (*moving, robot), tuple(cloud.mask for cloud in clouds)
 
 
-def total(member, moving, masks, **fields):
+def total(member, moving, masks, changes=""):
     """Return the sum of the squared output."""
-    graphdef, params = make(member, **fields)
+    graphdef, params = make(member, changes)
     clouds = [
         ParticleCloud(positions=positions, features=features, mask=mask)
         for (positions, features), mask in zip(moving[:2], masks, strict=True)
@@ -116,14 +117,14 @@ def inputs(num_real=16, seed=0):
     return previous, current, scenes.random_robot(seed + 2, 3)
 
 
-def oracle(member, *inputs, **fields):
+def oracle(member, *inputs, changes=""):
     """Return the slow version's displacement and feature change."""
-    config = configure(member, **fields)
-    graphdef, params = make(member, **fields)
-    if config.dynamics == "graph_network":
+    config = configure(member, changes)
+    graphdef, params = make(member, changes)
+    if isinstance(config.dynamics, GraphNetworkSettings):
         return references.graph_network(params, config, *inputs, SCORES)
     projections = ()
-    if config.feature_map == "favor":
+    if config.dynamics.attention.feature_map == "favor":
         blocks = scenes.apply(graphdef, params).blocks
         projections = [np.float64(block.global_attention.projection) for block in blocks]
     return references.interlacer(params, config, CENTER, *inputs, SCORES, projections)
@@ -144,11 +145,16 @@ def test_equals_the_dense_numpy_version(member, num_real):
     np.testing.assert_allclose(change.features, expected[1], atol=2e-4)
 
 
-@pytest.mark.parametrize("fields", [{"aggregate": "mean"},
-                                    {"aggregate": "sum", "feature_map": "elu"}])  # fmt: skip
-def test_other_aggregates_equal_the_dense_numpy_version(fields):
-    change = predict("mp", *inputs(), **fields)
-    expected = oracle("mp", *inputs(), **fields)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        'dynamics.local.aggregate = "mean"',
+        'dynamics = {local.aggregate = "sum", attention.feature_map = "elu"}',
+    ],
+)
+def test_other_aggregates_equal_the_dense_numpy_version(changes):
+    change = predict("mp", *inputs(), changes=changes)
+    expected = oracle("mp", *inputs(), changes=changes)
     np.testing.assert_allclose(change.displacement, expected[0], atol=2e-5)
     np.testing.assert_allclose(change.features, expected[1], atol=2e-4)
 
@@ -211,7 +217,7 @@ def test_untrained_model_changes_nothing_at_all(member):
     config = configure(member)
 
     def initial_last_layer():
-        dynamics = DYNAMICS[config.dynamics](config, scenes.SCENE, rngs=nnx.Rngs(0))
+        dynamics = config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
         return nnx.to_pure_dict(nnx.state(dynamics.read_out.mlp.out))
 
     run, params = jitted(member)
@@ -229,10 +235,10 @@ def test_translation_changes_nothing_without_position_embedding(member):
         dataclasses.replace(x, positions=x.positions + shift) for x in (previous, current, robot)
     ]
     # The graph network knows no absolute position whatever the configuration says.
-    fields = {} if member == "graph_network" else {"position_embedding": False}
+    changes = "" if member == "graph_network" else "position_embedding = false"
     change, again = (
-        predict(member, previous, current, robot, **fields),
-        predict(member, *moved, **fields),
+        predict(member, previous, current, robot, changes=changes),
+        predict(member, *moved, changes=changes),
     )
     assert_close(again, change, atol=2e-5)
 
@@ -318,7 +324,7 @@ def test_batched_and_rematerialised_equals_one_by_one(member):
     samples = [inputs(seed=seed) for seed in (0, 5)]
     moving, masks = ([split(*sample)[i] for sample in samples] for i in (0, 1))
     stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
-    one = jax.checkpoint(functools.partial(total, member, knn="xla"))
+    one = jax.checkpoint(functools.partial(total, member, changes='knn = "xla"'))
     batched = jax.jit(jax.grad(lambda moving, masks: jax.vmap(one)(moving, masks).sum()))
     grads = batched(stack(*moving), stack(*masks))
     expected = stack(*(differentiate(member, *sample) for sample in samples))
@@ -343,7 +349,7 @@ def test_operations_grow_linearly_without_the_search(monkeypatch, member):
 
     monkeypatch.setattr(graph_masks, "knn", ring)
     monkeypatch.setattr(edges, "knn", ring)
-    graphdef, params = make(member, latent_dim=32)
+    graphdef, params = make(member, "latent_dim = 32")
 
     def count(num_particles):
         cloud = scenes.random_cloud(0, num_particles, 6)

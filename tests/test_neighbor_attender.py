@@ -13,17 +13,16 @@ from flax import nnx
 
 from hdvpd import sampling
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.neighbor_attender import NeighborAttender, masked_softmax
+from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings, masked_softmax
 
 NUM_TOKENS, DIM = 12, 8
-CONFIG = ModelConfig(
-    latent_dim=DIM, num_heads=2, anchor_fraction=0.25, anchor_neighbors=16, kernels="xla"
-)
+MODEL = ModelConfig(latent_dim=DIM, kernels="xla")
+SETTINGS = NeighborAttenderSettings(anchor_fraction=0.25, anchor_neighbors=16)
 SCORES = np.random.default_rng(1).random(NUM_TOKENS).astype(np.float32)
 
 
 def plan(positions, mask, key=None):
-    return NeighborAttender.plan(CONFIG, positions, mask, jax.random.key(0) if key is None else key)
+    return SETTINGS.plan(MODEL, positions, mask, jax.random.key(0) if key is None else key)
 
 
 def tokens_and_positions(seed=0):
@@ -37,7 +36,7 @@ def tokens_and_positions(seed=0):
 
 @functools.cache
 def layer():
-    return scenes.random_params(lambda: NeighborAttender(CONFIG, rngs=nnx.Rngs(0)))
+    return scenes.random_params(lambda: SETTINGS.make(MODEL, rngs=nnx.Rngs(0)))
 
 
 @functools.cache
@@ -62,7 +61,7 @@ def test_few_real_tokens_give_a_defined_result(num_real):
     mask[np.random.default_rng(2).permutation(NUM_TOKENS)[:num_real]] = True
     grads, out = updates_and_gradients()((tokens, positions), mask)
     arguments = (np.float64(tokens), np.float64(positions), mask, SCORES)
-    expected = references.neighbor_attender(layer()[1], CONFIG, *arguments)
+    expected = references.neighbor_attender(layer()[1], SETTINGS, *arguments)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(out)[~mask], 0.0)
     for grad in grads:

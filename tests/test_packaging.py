@@ -55,7 +55,7 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hdvpd").rglob("*.py")}
-    configs = {f"hdvpd/{path.relative_to(ROOT)}" for path in (ROOT / "configs").glob("*.toml")}
+    configs = {f"hdvpd/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.toml")}
     assert modules | configs | {"hdvpd/py.typed"} <= names
     outside = {name.split("/")[0] for name in names}
     assert len(outside) == 2  # hdvpd and its dist-info
@@ -77,7 +77,14 @@ def test_the_code_comes_from_the_wheel(installed: Run) -> None:
 def test_training_outside_the_repository(installed: Run) -> None:
     done = installed(["data", "synthetic", "--out", "data/debug"])
     assert done.returncode == 0, done.stderr
-    tiny = ["--model.num-layers", "1", "--train.horizon", "1", "--train.validate-every", "0"]
+    tiny = [
+        "--model.dynamics.num-layers",
+        "1",
+        "--train.horizon",
+        "1",
+        "--train.validate-every",
+        "0",
+    ]
     done = installed(["train", "debug", "--train.num-steps", "1", *tiny])
     assert done.returncode == 0, done.stderr
     assert installed(["train", "debug"]).returncode == 2  # the folder exists: a user's mistake

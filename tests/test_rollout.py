@@ -11,7 +11,6 @@ import scenes
 from flax import nnx
 
 from hdvpd.dynamics.base import Change, advance
-from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.rollout import rollout
 
 STEPS = 4
@@ -21,12 +20,13 @@ def key():
     return jax.random.key(0)
 
 
-CONFIG = scenes.tiny_config(model={"num_particles": 12, "num_layers": 1}).model
+CONFIG = scenes.tiny_config(model={"num_particles": 12}).model
 
 
 def make(**fields):
     config = dataclasses.replace(CONFIG, **fields)
-    return scenes.random_params(lambda: Interlacer(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    build = lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))  # noqa: E731
+    return scenes.random_params(build)
 
 
 def inputs(seed=0):

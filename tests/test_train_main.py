@@ -486,7 +486,8 @@ def test_the_real_model_resumes_exactly(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
     monkeypatch.setattr(step_module, "Model", Model)
-    model = dataclasses.replace(config.model, num_layers=1, unet_channels=(8,))
+    dynamics = dataclasses.replace(config.model.dynamics, num_layers=1)
+    model = dataclasses.replace(config.model, dynamics=dynamics, unet_channels=(8,))
     config = dataclasses.replace(with_train(config, num_steps=4, validate_every=0), model=model)
     whole, copy = tmp_path / "whole", tmp_path / "copy"
     train(config, whole)

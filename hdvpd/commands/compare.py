@@ -9,7 +9,6 @@ import tyro
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.flags import Names
 from hdvpd.commands.train import ConfigFlags
-from hdvpd.members import COMPARED
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Compare(AbstractCommand):
         "compare"
     )
     """Experiment that all members share: name or path of a TOML file."""
-    members: Names = COMPARED
-    """Members, separated by commas."""
+    members: Names = ("grf", "grf_sampled", "mp", "none", "graph_network")
+    """Members, separated by commas: those of `configs/members`, or paths of such files."""
     seeds: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
     """Runs per member."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")

@@ -9,14 +9,13 @@ import tyro
 
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
+from hdvpd.config import Config
+from hdvpd.config.settings import free_keys
 from hdvpd.errors import UserError
 
 
 def _flags() -> Any:
-    return config_flags(
-        *("eval", "data.path", "data.cameras", "data.num_workers", "data.prefetch"),
-        default="the run's",
-    )
+    return config_flags(*free_keys(Config, "evaluation"), default="the run's")
 
 
 @dataclass(frozen=True)

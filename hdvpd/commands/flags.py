@@ -5,8 +5,9 @@ as tables, shaped like those of a TOML file, which `hdvpd.experiments` lays over
 """
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import docstring_parser
@@ -14,8 +15,11 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from hdvpd.config import Config
+from hdvpd.config.earlier import MOVED, REMOVED
+from hdvpd.config.reading import Tables, default_of, import_parts, key_types
+from hdvpd.config.settings import Settings, is_settings, parts_of, plain_type
 from hdvpd.errors import UserError
-from hdvpd.experiments import KEY_TYPES, REMOVED, RENAMED, Tables
+from hdvpd.experiments import read_tables
 
 
 def _read_names(words: list[str]) -> tuple[str, ...]:
@@ -63,9 +67,10 @@ def optional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-@functools.cache
 def config_flags(*keys: str, default: str = "") -> Any:
     """Return what tyro turns into flags of the configuration.
+
+    An exchangeable part has the flags of all its kinds; what is given must fit the kind chosen.
 
     Args:
       *keys: keys or sections to offer; none offers all.
@@ -74,26 +79,60 @@ def config_flags(*keys: str, default: str = "") -> Any:
     Returns:
       A type whose values are tables of exactly the keys that were given.
     """
-    return _table(Config, "", keys, default)
+    return TypedDict("Config", _entries({"": Config}, "", keys, default), total=False)  # type: ignore[operator]
 
 
-def _table(schema: Any, prefix: str, keys: tuple[str, ...], default: str) -> Any:
-    texts = {doc.arg_name: doc for doc in docstring_parser.parse_from_object(schema).params}
+def _entries(
+    schemas: Mapping[str, type[Settings]], prefix: str, keys: tuple[str, ...], default: str
+) -> dict[str, Any]:
+    """Return what tyro is to read of a table: the fields of its schema, or of all its kinds'."""
     entries: dict[str, Any] = {}
-    for field in dataclasses.fields(schema):
-        key = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(field.type):
-            table = _table(field.type, f"{key}.", keys, default)
-            if table.__annotations__:
-                entries[field.name] = Annotated[table, tyro.conf.arg(help=field.type.__doc__)]
-        elif not keys or any(key == k or key.startswith(f"{k}.") for k in keys):
-            shown = default or " ".join(_words(field.default)) or "none"
-            about = tyro.conf.arg(
-                help=" ".join((texts[field.name].description or "").split()),
-                help_behavior_hint=f"(default: {shown})",
-            )
-            entries[field.name] = Annotated[field.type, about]  # type: ignore[valid-type]
-    return TypedDict(schema.__name__, entries, total=False)  # type: ignore[operator]
+    for kind, schema in schemas.items():
+        texts = documentation(schema)
+        for field in dataclasses.fields(schema):
+            key, parts = f"{prefix}{field.name}", parts_of(field.type)
+            if field.name in entries:
+                continue
+            text = texts.get(field.name) or str(plain_type(field.type).__doc__)
+            if kind:
+                owners = [k for k, s in schemas.items() if field.name in s.__dataclass_fields__]
+                text = f"({', '.join(owners)}) {text}"
+            if parts is None and not is_settings(field.type):
+                if _wanted(key, keys):
+                    flag = _flag(plain_type(field.type), text, default, default_of(field))
+                    entries[field.name] = flag
+                continue
+            if not (_wanted(key, keys) or any(k.startswith(f"{key}.") for k in keys)):
+                continue
+            kinds = {"": plain_type(field.type)} if parts is None else parts.known()
+            inner = _entries(kinds, f"{key}.", keys, default)
+            if parts is not None and _wanted(key, keys):
+                names = f"One of {', '.join(parts.names)}, or package.module:Class."
+                chosen = parts.kind_of(default_of(field))
+                inner = {"kind": _flag(str, names, default, chosen), **inner}
+            if inner:
+                table = TypedDict(field.name, inner, total=False)  # type: ignore[operator]
+                entries[field.name] = Annotated[table, tyro.conf.arg(help=text)]
+    return entries
+
+
+def _wanted(key: str, keys: tuple[str, ...]) -> bool:
+    return not keys or any(key == known or key.startswith(f"{known}.") for known in keys)
+
+
+def _flag(kind: Any, text: str, default: str, value: Any) -> Any:
+    shown = default or " ".join(_words(value)) or "none"
+    return Annotated[kind, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {shown})")]
+
+
+def documentation(schema: type[Settings]) -> dict[str, str]:
+    """Return the docstring of every field on one line, those of base classes too."""
+    texts: dict[str, str] = {}
+    for base in reversed(schema.__mro__):
+        if dataclasses.is_dataclass(base):
+            for doc in docstring_parser.parse_from_object(base).params:
+                texts[doc.arg_name] = " ".join((doc.description or "").split())
+    return texts
 
 
 def read_flags(words: Sequence[str]) -> Tables:
@@ -128,33 +167,59 @@ def flag_words(tables: Tables, prefix: str = "--") -> list[str]:
 
 
 def understood(words: Sequence[str]) -> list[str]:
-    """Put right what tyro does not know: switches with a value, and keys of earlier versions.
+    """Put right what tyro does not know of the configuration's flags.
+
+    Switches may have a value, a part may be chosen without saying `kind`, and the classes of other
+    packages that are chosen here or in an experiment's file bring flags of their own.
 
     Args:
       words: as typed.
 
     Returns:
       The words with `--train.remat true` and `=true` as `--train.remat`, false as
-      `--train.no-remat`, and keys under their present names.
+      `--train.no-remat`, and `--model.dynamics.local mp` as `--model.dynamics.local.kind mp`.
 
     Raises:
-      UserError: a key is there no more.
+      UserError: a key is of an earlier version.
     """
+    if not any(word.startswith("--") and "." in word.partition("=")[0] for word in words):
+        return list(words)
+    for word in words:
+        if word.endswith(".toml") and Path(word).is_file():
+            import_parts(read_tables(Path(word)))
+    types = key_types()
     found: list[str] = []
     for word in words:
         flag, equals, value = word.partition("=")
         key = _key(flag)
         if key in REMOVED:
             raise UserError(f"{flag} is no flag any more, leave it out: {REMOVED[key]}.")
-        if key in RENAMED:
-            flag = f"--{RENAMED[key].replace('_', '-')}"
-        if found and KEY_TYPES.get(_key(found[-1])) is bool and word.lower() in _SWITCHED:
+        if key in MOVED:
+            new = MOVED[key].replace("_", "-")
+            raise UserError(f"{flag} is a flag of an earlier version, --{new} now.")
+        if f"{key}.kind" in types:
+            flag = f"{flag}.kind"
+        if found and types.get(_key(found[-1])) is bool and word.lower() in _SWITCHED:
             found[-1] = _SWITCHED[word.lower()](found[-1])
-        elif equals and KEY_TYPES.get(_key(flag)) is bool and value.lower() in _SWITCHED:
+        elif equals and types.get(_key(flag)) is bool and value.lower() in _SWITCHED:
             found.append(_SWITCHED[value.lower()](flag))
         else:
             found.append(f"{flag}{equals}{value}")
+    import_parts(_kinds(found))
     return found
+
+
+def _kinds(words: Sequence[str]) -> dict[str, Any]:
+    """Return the tables of what is said of kinds."""
+    tables: dict[str, Any] = {}
+    for flag, value in itertools.pairwise([part for word in words for part in word.split("=", 1)]):
+        *path, last = _key(flag).split(".")
+        if path and last == "kind":
+            inner = tables
+            for name in path:
+                inner = inner.setdefault(name, {})
+            inner["kind"] = value
+    return tables
 
 
 def _key(flag: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -45,3 +46,24 @@ class Summary(AbstractCommand):
         from hdvpd.summary import print_summary
 
         print_summary(config, all_members=self.all_members)
+
+
+@dataclass(frozen=True)
+class Convert(AbstractCommand):
+    """Rewrite experiment files and runs of an earlier version in present keys.
+
+    What was there before stays beside it, as `...-earlier.toml`. Parameters are not touched.
+
+    Example: hdvpd model convert runs/demo my.toml
+    """
+
+    paths: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH")]]
+    """TOML files, or folders of runs."""
+
+    def run(self) -> None:
+        """Convert."""
+        from hdvpd.training.convert import convert
+
+        for path in self.paths:
+            changed = convert(path)
+            print("\n".join(f"rewrote {file}" for file in changed) or f"{path} needs no rewriting")

@@ -5,7 +5,6 @@ import abc
 from flax import nnx
 
 from hdvpd.array_typing import Array, Float, PRNGKey, pytree
-from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.types import ParticleCloud, RobotPoints
 
 
@@ -24,9 +23,6 @@ class Change:
 
 class AbstractDynamics(nnx.Module):
     """Predicts how the current particles change until the next frame."""
-
-    @abc.abstractmethod
-    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs): ...
 
     @abc.abstractmethod
     def __call__(

@@ -1,57 +1,101 @@
-"""Local layer that attends under a mask over the neighbour graph.
+"""Local layer that attends under a learned mask over the neighbour graph.
 
-With `model.local = "grf"` it is the GRF Interlacer's (arXiv 2410.03462, App. C.3).
+With graph random features it is the GRF Interlacer's (arXiv 2410.03462, App. C.3).
 """
 
 import functools
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Generic
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.attention.feature_maps import relu_features
+from hdvpd.attention.learned.base import AbstractLearnedMask, head_keys, positive
+from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.config import ModelConfig
-from hdvpd.dynamics.graph_masks import attend_under, initial_parameters, plan_mask
-from hdvpd.dynamics.local_layer import AbstractLocalLayer
+from hdvpd.config.parts import GRAPH_MASKS
+from hdvpd.config.settings import Count, require
+from hdvpd.dynamics.graph_masks import NeighborMask, Plan
+from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.layers import Linear
 
 
-class GraphAttention(AbstractLocalLayer):
+@dataclass(frozen=True)
+class GraphAttentionSettings(AbstractLocalSettings[Plan], Generic[Plan]):
+    """Attention under a learned mask over the graph of nearest neighbours."""
+
+    num_heads: Count = 1
+    """Heads, all under one mask (paper: 1). The cost of every mask but grf's falls as their number
+    grows."""
+    num_neighbors: Count = 3
+    """Out-degree of the graph (paper)."""
+    mask: Annotated[AbstractLearnedMask, GRAPH_MASKS] = field(default_factory=LearnedGrf)
+    """Mask: graph random features (paper), a random-walk graph-node kernel, or graph diffusion."""
+
+    @property
+    def neighbor_mask(self) -> NeighborMask[Plan]:
+        """The mask with its graph."""
+        return NeighborMask(self.mask, self.num_neighbors)
+
+    def make(self, model: ModelConfig, *, rngs: nnx.Rngs) -> "GraphAttention[Plan]":
+        """Return the layer of one block."""
+        return GraphAttention(self, model, rngs=rngs)
+
+    def plan(
+        self,
+        model: ModelConfig,
+        positions: Float[Array, "t 3"],
+        mask: Bool[Array, "t"],
+        key: PRNGKey,
+    ) -> Plan:
+        """Prepare the mask over the graph."""
+        return self.neighbor_mask.plan(model, positions, mask, key)
+
+    def check(self) -> None:
+        """Let the mask refuse the graph."""
+        self.neighbor_mask.check()
+
+    def check_within(self, outer: ModelConfig) -> None:
+        """Refuse a graph with too few particles and heads of unequal width."""
+        self.neighbor_mask.check_within(outer)
+        require(
+            outer.latent_dim % self.num_heads == 0,
+            "num_heads",
+            self.num_heads,
+            f"it must divide model.latent_dim = {outer.latent_dim}",
+        )
+
+
+class GraphAttention(AbstractLocalLayer[Plan]):
     """Linear attention under a learned graph mask, which all heads share."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dense = functools.partial(Linear, config.latent_dim, config.latent_dim, rngs=rngs)
+    def __init__(
+        self, settings: GraphAttentionSettings[Plan], model: ModelConfig, *, rngs: nnx.Rngs
+    ):
+        dense = functools.partial(Linear, model.latent_dim, model.latent_dim, rngs=rngs)
         self.query, self.key = dense(use_bias=False), dense(use_bias=False)
         self.value, self.out = dense(), dense()
-        self.raw_modulation = nnx.Param(jnp.asarray(initial_parameters(config.local, config)))
-        self.config = config
+        initial = settings.mask.initial_raw(head_keys(rngs, 1)[0])
+        self.raw_modulation = nnx.Param(jnp.asarray(initial))
+        self.settings = settings
 
-    @staticmethod
-    def plan(
-        config: ModelConfig, positions: Float[Array, "t 3"], mask: Bool[Array, "t"], key: PRNGKey
-    ) -> Any:
-        """Prepare the mask over the graph of nearest neighbours."""
-        return plan_mask(config.local, config, positions, mask, key)
-
-    def __call__(self, tokens: Float[JaxArray, "t d"], plan: Any) -> Float[JaxArray, "t d"]:
+    def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
         num_tokens, latent_dim = tokens.shape
-        heads = self.config.local_heads
+        heads = self.settings.num_heads
         query, key, value = (
             layer(tokens).reshape(num_tokens, heads, latent_dim // heads)
             for layer in (self.query, self.key, self.value)
         )
-        modulation = jax.nn.softplus(self.raw_modulation[...])
-        attended = attend_under(
-            self.config.local,
-            self.config,
+        parameters = positive(self.raw_modulation[...])
+        attended = self.settings.mask.attend_heads(
             relu_features(query / np.sqrt(query.shape[-1])),
             relu_features(key),
             value,
-            jnp.broadcast_to(modulation, (heads, *modulation.shape)),
+            jnp.broadcast_to(parameters, (heads, *parameters.shape)),
             plan,
         )
         return self.out(jnp.asarray(attended).reshape(num_tokens, latent_dim))

@@ -2,18 +2,38 @@
 
 import dataclasses
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
-from hdvpd.config import ModelConfig, SceneSpec
+from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
+from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.base import AbstractDynamics, Change
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.sampling import uniform_fraction
 from hdvpd.types import ParticleCloud, RobotPoints
+
+
+@dataclass(frozen=True)
+class GraphNetworkSettings(AbstractDynamicsSettings):
+    """Messages among abstract nodes that are drawn from the particles."""
+
+    abstract_fraction: Fraction = 0.0625
+    """Abstract nodes of the graph network over the particles of one time step."""
+    abstract_links: Count = 3
+    """Nearest abstract nodes that a particle is joined to."""
+    abstract_neighbors: Count = 8
+    """Nearest abstract nodes that an abstract node hears."""
+    message_rounds: Count = 8
+    """Rounds of messages among abstract nodes."""
+
+    def make(self, model: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs) -> "GraphNetwork":
+        """Return the model."""
+        return GraphNetwork(self, model, scene, rngs=rngs)
 
 
 @pytree
@@ -32,7 +52,8 @@ class Hierarchy:
 
 
 def build_hierarchy(
-    config: ModelConfig,
+    settings: GraphNetworkSettings,
+    model: ModelConfig,
     positions: Float[Array, "t 3"],
     mask: Bool[Array, "t"],
     num_particles: int,
@@ -41,7 +62,8 @@ def build_hierarchy(
     """Draw the abstract nodes among the particles of both slices and join them.
 
     Args:
-      config: of the model.
+      settings: of the graph.
+      model: which search.
       positions: of all tokens, both slices first [m].
       mask: real tokens.
       num_particles: of both slices.
@@ -51,14 +73,14 @@ def build_hierarchy(
       The graph; no edge of it touches padding, and without any real particle it has none.
     """
     # The fraction is of one slice, the draw is from two.
-    nodes, drawn = uniform_fraction(mask[:num_particles], config.abstract_fraction / 2, key)
+    nodes, drawn = uniform_fraction(mask[:num_particles], settings.abstract_fraction / 2, key)
     places = positions[nodes]
-    search = functools.partial(nearest_edges, node_mask=drawn, backend=config.knn)
+    search = functools.partial(nearest_edges, node_mask=drawn, backend=model.knn)
     return Hierarchy(
         nodes=nodes,
-        links=search(positions, places, config.abstract_links, query_mask=mask),
+        links=search(positions, places, settings.abstract_links, query_mask=mask),
         among=search(
-            places, places, config.abstract_neighbors, query_mask=drawn, exclude_self=True
+            places, places, settings.abstract_neighbors, query_mask=drawn, exclude_self=True
         ),
     )
 
@@ -66,8 +88,7 @@ def build_hierarchy(
 class MessageRound(nnx.Module):
     """One round of messages among abstract nodes: edges, then nodes, both residual."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dim = config.latent_dim
+    def __init__(self, dim: int, *, rngs: nnx.Rngs):
         self.edge = EdgeMlp(dim, dim, rngs=rngs)
         self.node = NormedMlp(2 * dim, dim, rngs=rngs)
 
@@ -87,19 +108,27 @@ class GraphNetwork(AbstractDynamics):
     MeshGraphNets (arXiv 2010.03409), with two-layer MLPs, LayerNorm and residuals.
     """
 
-    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
-        dim = config.latent_dim
-        relative = dataclasses.replace(config, position_embedding=False)
+    def __init__(
+        self,
+        settings: GraphNetworkSettings,
+        model: ModelConfig,
+        scene: SceneSpec,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        dim = model.latent_dim
+        relative = dataclasses.replace(model, position_embedding=False)
         self.tokens = Tokens(relative, scene, rngs=rngs)
         self.up_edge = EdgeMlp(dim, OFFSET_DIM, rngs=rngs)
         self.up_node = NormedMlp(2 * dim, dim, rngs=rngs)
         self.among = NormedMlp(OFFSET_DIM, dim, rngs=rngs)
-        rounds = range(config.message_rounds)
-        self.rounds = nnx.List([MessageRound(config, rngs=rngs) for _ in rounds])
+        rounds = range(settings.message_rounds)
+        self.rounds = nnx.List([MessageRound(dim, rngs=rngs) for _ in rounds])
         self.down_edge = EdgeMlp(dim, OFFSET_DIM, rngs=rngs)
         self.down_node = NormedMlp(2 * dim, dim, rngs=rngs)
-        self.read_out = ReadOut(config, rngs=rngs)
-        self.config = config
+        self.read_out = ReadOut(model, rngs=rngs)
+        self.settings = settings
+        self.model = model
 
     def __call__(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
@@ -108,7 +137,9 @@ class GraphNetwork(AbstractDynamics):
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
         with jax.named_scope("neighbors"):
-            graph = build_hierarchy(self.config, positions, mask, 2 * num_particles, key)
+            graph = build_hierarchy(
+                self.settings, self.model, positions, mask, 2 * num_particles, key
+            )
         with jax.named_scope("up"):
             nodes = self._up(tokens, graph)
         with jax.named_scope("messages"):

@@ -1,50 +1,107 @@
 """The Interlacer (HD-VPD, arXiv 2406.19800): global linear attention, then a local layer."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, TypeVar
 
 import jax
 from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
-from hdvpd.config import ModelConfig, SceneSpec
+from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
+from hdvpd.config.parts import LOCAL_LAYERS
+from hdvpd.config.settings import Count
 from hdvpd.dynamics.base import AbstractDynamics, Change
-from hdvpd.dynamics.global_attention import GlobalAttention
-from hdvpd.dynamics.graph_attention import GraphAttention
-from hdvpd.dynamics.graph_masks import GRAPH_MASKS, plan_mask
-from hdvpd.dynamics.local_layer import AbstractLocalLayer
+from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
+from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.neighbor_attender import NeighborAttender
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.layers import LayerNorm
 from hdvpd.types import ParticleCloud, RobotPoints
 
-LOCAL_LAYERS: dict[str, type[AbstractLocalLayer]] = {
-    **dict.fromkeys(GRAPH_MASKS, GraphAttention),
-    "mp": NeighborAttender,
-}
+LocalPlan = TypeVar("LocalPlan")
+MaskPlan = TypeVar("MaskPlan")
 
 
-class Block(nnx.Module):
+@dataclass(frozen=True)
+class InterlacerSettings(AbstractDynamicsSettings, Generic[LocalPlan, MaskPlan]):
+    """Blocks of global attention, MLP and a local layer."""
+
+    num_layers: Count = 4
+    """Blocks."""
+    mlp_ratio: Count = 2
+    """Hidden width of a block's MLP over the token width."""
+    attention: GlobalAttentionSettings = field(default_factory=GlobalAttentionSettings)
+    """Global attention."""
+    local: Annotated[AbstractLocalSettings | None, LOCAL_LAYERS] = field(
+        default_factory=GraphAttentionSettings
+    )
+    """Local layer: attention under a graph mask (paper: with graph random features), message
+    passing by the neighbour-attender (paper), or none (unmasked transformer)."""
+
+    def make(self, model: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs) -> "Interlacer":
+        """Return the model."""
+        return Interlacer(self, model, scene, rngs=rngs)
+
+    def plan(
+        self,
+        model: ModelConfig,
+        positions: Float[Array, "t 3"],
+        mask: Bool[Array, "t"],
+        key: PRNGKey,
+    ) -> tuple[LocalPlan | None, MaskPlan | None]:
+        """Prepare the local layers and the global mask of one call.
+
+        Args:
+          model: what all parts share.
+          positions: of all tokens [m].
+          mask: real tokens.
+          key: draws walkers or anchors.
+
+        Returns:
+          The plan of all local layers and that of all global attentions, None where there is no
+          such layer or mask; one and the same where both lie under equal masks.
+        """
+        plan = None if self.local is None else self.local.plan(model, positions, mask, key)
+        global_mask = self.attention.neighbor_mask
+        if global_mask is None:
+            return plan, None
+        if (
+            isinstance(self.local, GraphAttentionSettings)
+            and self.local.neighbor_mask == global_mask
+        ):
+            return plan, plan
+        return plan, global_mask.plan(model, positions, mask, key)
+
+
+class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
     """Global attention, MLP and the local layer, each pre-normalised and residual."""
 
-    def __init__(self, config: ModelConfig, *, seed: int, rngs: nnx.Rngs):
-        dim = config.latent_dim
+    def __init__(
+        self,
+        settings: InterlacerSettings[LocalPlan, MaskPlan],
+        model: ModelConfig,
+        *,
+        seed: int,
+        rngs: nnx.Rngs,
+    ):
+        dim = model.latent_dim
         self.norm_global = LayerNorm(dim, rngs=rngs)
-        self.global_attention = GlobalAttention(config, seed=seed, rngs=rngs)
+        self.global_attention = GlobalAttention(settings.attention, model, seed=seed, rngs=rngs)
         self.norm_mlp = LayerNorm(dim, rngs=rngs)
-        self.mlp = Mlp(dim, config.mlp_ratio * dim, dim, rngs=rngs)
-        if config.local == "none":
+        self.mlp = Mlp(dim, settings.mlp_ratio * dim, dim, rngs=rngs)
+        if settings.local is None:
             self.norm_local = self.local = None
         else:
             self.norm_local = LayerNorm(dim, rngs=rngs)
-            self.local = LOCAL_LAYERS[config.local](config, rngs=rngs)
+            self.local = settings.local.make(model, rngs=rngs)
 
     def __call__(
         self,
         tokens: Float[JaxArray, "t d"],
         mask: Bool[Array, "t"],
-        plan: Any,
-        global_plan: Any = None,
+        plan: LocalPlan | None,
+        global_plan: MaskPlan | None = None,
     ) -> Float[JaxArray, "t d"]:
         """Apply the block (docs/equations.md, Dynamics).
 
@@ -52,7 +109,7 @@ class Block(nnx.Module):
           tokens: of all particles and points.
           mask: real tokens.
           plan: of the local layer; None where there is none.
-          global_plan: of `model.global_mask`; None where there is none.
+          global_plan: of the mask over the global attention; None where there is none.
         """
         with jax.named_scope("global_attention"):
             tokens += self.global_attention(self.norm_global(tokens), mask, global_plan)
@@ -67,12 +124,20 @@ class Block(nnx.Module):
 class Interlacer(AbstractDynamics):
     """Tokens, blocks and the bounded read-out of the current particles."""
 
-    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
-        self.tokens = Tokens(config, scene, rngs=rngs)
-        layers = range(config.num_layers)
-        self.blocks = nnx.List([Block(config, seed=layer, rngs=rngs) for layer in layers])
-        self.read_out = ReadOut(config, rngs=rngs)
-        self.config = config
+    def __init__(
+        self,
+        settings: InterlacerSettings,
+        model: ModelConfig,
+        scene: SceneSpec,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.tokens = Tokens(model, scene, rngs=rngs)
+        layers = range(settings.num_layers)
+        self.blocks = nnx.List([Block(settings, model, seed=n, rngs=rngs) for n in layers])
+        self.read_out = ReadOut(model, rngs=rngs)
+        self.settings = settings
+        self.model = model
 
     def __call__(
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
@@ -80,15 +145,8 @@ class Interlacer(AbstractDynamics):
         """Return the change of `current`; see `AbstractDynamics`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
-        config = self.config
-        plan = global_plan = None
         with jax.named_scope("neighbors"):
-            if config.local != "none":
-                plan = LOCAL_LAYERS[config.local].plan(config, positions, mask, key)
-            if config.global_mask == config.local:
-                global_plan = plan
-            elif config.global_mask != "none":
-                global_plan = plan_mask(config.global_mask, config, positions, mask, key)
+            plan, global_plan = self.settings.plan(self.model, positions, mask, key)
         for block in self.blocks:
             tokens = block(tokens, mask, plan, global_plan)
         return self.read_out(tokens[num_particles : 2 * num_particles], current, robot)

@@ -1,29 +1,56 @@
-"""The one interface of every local layer of the Interlacer."""
+"""The one interface of every local layer of the Interlacer: its settings, and the layer itself."""
 
 import abc
-from typing import Any
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig
+from hdvpd.config.settings import Settings
+
+Plan = TypeVar("Plan")
 
 
-class AbstractLocalLayer(nnx.Module):
+class AbstractLocalLayer(nnx.Module, Generic[Plan]):
     """Updates every token from the tokens near it in space."""
 
     @abc.abstractmethod
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs): ...
+    def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
+        """Return the update of every token.
 
-    @staticmethod
+        Args:
+          tokens: of all particles and points.
+          plan: of its settings, for these tokens' positions.
+        """
+
+
+@dataclass(frozen=True)
+class AbstractLocalSettings(Settings, abc.ABC, Generic[Plan]):
+    """Settings of a local layer: what all blocks prepare together, and how a block's is made."""
+
+    @abc.abstractmethod
+    def make(self, model: ModelConfig, *, rngs: nnx.Rngs) -> AbstractLocalLayer[Plan]:
+        """Return the layer of one block.
+
+        Args:
+          model: what all parts share.
+          rngs: streams of random keys.
+        """
+
     @abc.abstractmethod
     def plan(
-        config: ModelConfig, positions: Float[Array, "t 3"], mask: Bool[Array, "t"], key: PRNGKey
-    ) -> Any:
+        self,
+        model: ModelConfig,
+        positions: Float[Array, "t 3"],
+        mask: Bool[Array, "t"],
+        key: PRNGKey,
+    ) -> Plan:
         """Find out who reads whom, once for all blocks of a call: positions do not change in it.
 
         Args:
-          config: of the model.
+          model: what all parts share.
           positions: of all tokens [m].
           mask: real tokens; others read nobody and nobody reads them.
           key: draws walkers or anchors.
@@ -31,7 +58,3 @@ class AbstractLocalLayer(nnx.Module):
         Returns:
           A pytree that every layer of the call gets.
         """
-
-    @abc.abstractmethod
-    def __call__(self, tokens: Float[JaxArray, "t d"], plan: Any) -> Float[JaxArray, "t d"]:
-        """Return the update of every token."""

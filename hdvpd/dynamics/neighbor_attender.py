@@ -1,6 +1,8 @@
 """Local layer of the message-passing Interlacer (HD-VPD, arXiv 2406.19800)."""
 
 import functools
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,9 @@ from flax import nnx
 
 from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
 from hdvpd.config import ModelConfig
+from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeLinear, Edges, nearest_edges
-from hdvpd.dynamics.local_layer import AbstractLocalLayer
+from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.layers import Linear
 from hdvpd.sampling import uniform_fraction
@@ -32,7 +35,44 @@ class AnchorPlan:
     nearest: Edges
 
 
-class NeighborAttender(AbstractLocalLayer):
+@dataclass(frozen=True)
+class NeighborAttenderSettings(AbstractLocalSettings[AnchorPlan]):
+    """Message passing: some tokens read their neighbours, all others read the nearest of these."""
+
+    anchor_fraction: Fraction = 0.125
+    """Share of the tokens that message passing updates from their neighbours."""
+    anchor_neighbors: Count = 16
+    """Nearest tokens that an anchor reads in message passing."""
+    aggregate: Literal["softmax", "mean", "sum"] = "softmax"
+    """How an anchor gathers its neighbours' messages."""
+
+    def make(self, model: ModelConfig, *, rngs: nnx.Rngs) -> "NeighborAttender":
+        """Return the layer of one block."""
+        return NeighborAttender(self, model, rngs=rngs)
+
+    def plan(
+        self,
+        model: ModelConfig,
+        positions: Float[Array, "t 3"],
+        mask: Bool[Array, "t"],
+        key: PRNGKey,
+    ) -> AnchorPlan:
+        """Draw the anchors among the real tokens, find their neighbours and everyone's anchor."""
+        anchors, drawn = uniform_fraction(mask, self.anchor_fraction, key)
+        anchor_positions = positions[anchors]
+        search = functools.partial(nearest_edges, backend=model.knn)
+        return AnchorPlan(
+            anchors=anchors,
+            drawn=drawn,
+            neighbors=search(
+                anchor_positions, positions, self.anchor_neighbors,
+                query_mask=drawn, node_mask=mask, exclude_self=True, rows=anchors,
+            ),
+            nearest=search(positions, anchor_positions, 1, query_mask=mask, node_mask=drawn),
+        )  # fmt: skip
+
+
+class NeighborAttender(AbstractLocalLayer[AnchorPlan]):
     """Update a random subset from its neighbours, and every other token from that subset.
 
     With r the offset in units of 5 cm, anchors a and their neighbours j, other tokens i:
@@ -40,39 +80,21 @@ class NeighborAttender(AbstractLocalLayer):
         u_aj = GELU(W1 [h_j, h_a, r, |r|]),  delta_a = MLP([h_a, W2 sum_j p_aj u_aj])
         delta_i = MLP([h_i, h_a + delta_a, r, |r|])
 
-    p_aj is softmax_j(w3 . u_aj), or the neighbours' mean or sum (`model.aggregate`). W2 is linear,
+    p_aj is softmax_j(w3 . u_aj), or the neighbours' mean or sum (`aggregate`). W2 is linear,
     so it follows the sum, which costs k times less. The plan's key draws the anchors, once per
     call. An anchor without neighbours reads nothing but itself; padding has no update.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dim = config.latent_dim
+    def __init__(self, settings: NeighborAttenderSettings, model: ModelConfig, *, rngs: nnx.Rngs):
+        dim = model.latent_dim
         dense = functools.partial(Linear, dim, rngs=rngs)
         self.read = EdgeLinear(dim, OFFSET_DIM, rngs=rngs)
-        self.score = dense(1, use_bias=False) if config.aggregate == "softmax" else None
+        self.score = dense(1, use_bias=False) if settings.aggregate == "softmax" else None
         self.message = dense(dim, use_bias=False)
         self.update = Mlp(2 * dim, dim, dim, rngs=rngs)
         self.spread = EdgeLinear(dim, OFFSET_DIM, rngs=rngs)
         self.out = dense(dim)
-        self.config = config
-
-    @staticmethod
-    def plan(
-        config: ModelConfig, positions: Float[Array, "t 3"], mask: Bool[Array, "t"], key: PRNGKey
-    ) -> AnchorPlan:
-        """Draw the anchors among the real tokens, find their neighbours and everyone's anchor."""
-        anchors, drawn = uniform_fraction(mask, config.anchor_fraction, key)
-        anchor_positions = positions[anchors]
-        search = functools.partial(nearest_edges, backend=config.knn)
-        return AnchorPlan(
-            anchors=anchors,
-            drawn=drawn,
-            neighbors=search(
-                anchor_positions, positions, config.anchor_neighbors,
-                query_mask=drawn, node_mask=mask, exclude_self=True, rows=anchors,
-            ),
-            nearest=search(positions, anchor_positions, 1, query_mask=mask, node_mask=drawn),
-        )  # fmt: skip
+        self.settings = settings
 
     def __call__(self, tokens: Float[JaxArray, "t d"], plan: AnchorPlan) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
@@ -100,7 +122,7 @@ class NeighborAttender(AbstractLocalLayer):
         if self.score is not None:
             return masked_softmax(self.score(read)[..., 0], found)
         weights = found.astype(read.dtype)
-        if self.config.aggregate == "mean":
+        if self.settings.aggregate == "mean":
             weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1.0)
         return weights
 

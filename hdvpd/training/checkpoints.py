@@ -37,7 +37,7 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.errors import UserError
 from hdvpd.experiments import read_toml
 from hdvpd.model import Model
-from hdvpd.training.files import explain_write_errors, sync
+from hdvpd.training.files import explain_write_errors, sync, write_text
 from hdvpd.training.run_folder import scene_from_json
 from hdvpd.training.step import merge_model
 
@@ -278,6 +278,13 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
+def write_digest(path: Path) -> None:
+    """Declare every byte in a checkpoint's folder to be as it should."""
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
+    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in files}
+    write_text(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
+
+
 def require_disk_space(path: Path, state: Any) -> None:
     """Check before a long run that checkpoints will fit.
 
@@ -330,15 +337,11 @@ def _write_checkpoint(
         checkpointer.save((path / item).absolute(), args=ocp.args.StandardSave(tree))
     checkpointer.close()
     index = {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
-    for name, text in {
-        "arrays.json": json.dumps(index, indent=1),
-        "progress.json": json.dumps(progress, indent=1, allow_nan=False),
-        **files,
-    }.items():
+    described = {"arrays.json": json.dumps(index, indent=1),
+                 "progress.json": json.dumps(progress, indent=1, allow_nan=False)}  # fmt: skip
+    for name, text in {**described, **files}.items():
         (path / name).write_text(text)
-    written = sorted(file for file in path.rglob("*") if file.is_file())
-    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in written}
-    (path / _DIGEST).write_text(json.dumps({"sha256": digests}, indent=1))
+    write_digest(path)
     for entry in [*path.rglob("*"), path]:
         sync(entry)
 

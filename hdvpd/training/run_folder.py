@@ -21,28 +21,11 @@ from typing import Any
 
 import hdvpd
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.settings import entries
 from hdvpd.errors import UserError
-from hdvpd.experiments import flatten, to_toml
+from hdvpd.experiments import to_toml
 from hdvpd.training.files import explain_write_errors, write_text
 
-_FREE_KEYS = frozenset(
-    {
-        "data.path",
-        "data.num_workers",
-        "data.prefetch",
-        "render.eval_num_samples",
-        "render.eval_num_proposals",
-        "render.chunk_rays",
-        "train.num_steps",
-        "train.log_every",
-        "train.validate_every",
-        "train.validation_windows",
-        "train.checkpoint_every",
-        "train.keep_checkpoints",
-        "train.max_nonfinite",
-        "train.tensorboard",
-    }
-)
 _LOCK = {".lock"}
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "JAX_", "NUMBA_", "OMP_", "XLA_")
 
@@ -159,7 +142,7 @@ def require_same_run(
       UserError: naming the first setting that differs, or the data set.
     """
     old, new = _binding_values(saved), _binding_values(config)
-    for key in sorted(old.keys() | new.keys()):
+    for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):
             hint = " (it shapes the cosine schedule)" if key == "train.num_steps" else ""
             raise UserError(
@@ -177,10 +160,7 @@ def require_same_run(
 
 def _binding_values(config: Config) -> dict[str, Any]:
     """Flatten to dotted keys, without those that may change between two starts of one run."""
-    cosine = config.train.schedule == "cosine"
-    free = _FREE_KEYS - {"train.num_steps"} if cosine else _FREE_KEYS
-    values = flatten(config)
-    return {k: v for k, v in values.items() if k not in free and not k.startswith("eval.")}
+    return {entry.key: entry.value for entry in entries(config) if "resume" not in entry.free}
 
 
 def library_versions() -> dict[str, str]:

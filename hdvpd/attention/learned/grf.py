@@ -1,0 +1,42 @@
+"""Graph random features, one-sided: M = sum_l f_l W^l with f learned (arXiv 2410.03462, Alg. 2)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
+from hdvpd.attention.grf import walk_attention
+from hdvpd.attention.learned.base import AbstractLearnedMask, raw
+from hdvpd.attention.learned.walked import WalkSettings
+from hdvpd.attention.masks.walks import SparseMask, walk_rows
+from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.kernels.walks import Walks
+
+
+@dataclass(frozen=True)
+class LearnedGrf(WalkSettings, AbstractLearnedMask[Walks]):
+    """f_0..f_h, which start at the public code's exp(-0.01 l)."""
+
+    def initial_raw(self, key: PRNGKey) -> Float[Array, "l"]:
+        """Return raw f, the same for every head."""
+        del key
+        return raw(np.exp(-0.01 * np.arange(self.num_hops + 1)))
+
+    def plan(self, graph: SparseRows, key: PRNGKey) -> Walks:
+        """Walk on the graph."""
+        return self.walk(graph, key)
+
+    def mask(self, parameters: Float[JaxArray, "l"], plan: Walks) -> SparseMask:
+        """Return the walks' features, modulated by f."""
+        return SparseMask(walk_rows(plan, parameters))
+
+    def attend(
+        self,
+        query: Float[Array, "t m"],
+        key: Float[Array, "t m"],
+        value: Float[Array, "t c"],
+        parameters: Float[JaxArray, "l"],
+        plan: Walks,
+    ) -> Float[Array, "t c"]:
+        """Attend along the walks, at a cost that does not grow with the features' number."""
+        return walk_attention(query, key, value, parameters, plan)

@@ -1,0 +1,310 @@
+"""The schema of an experiment: frozen dataclasses whose defaults are the paper's values.
+
+An experiment file (`configs/*.toml`) states only how it differs; see `hdvpd.experiments` for
+reading, overriding and writing. Exchangeable parts of the model keep their settings beside their
+own class (`hdvpd.config.parts` names them); jax is imported with them, when a configuration is
+made, and not before.
+Lengths are metres, angles radians. "paper" is HD-VPD (arXiv 2406.19800) as restated in
+arXiv 2410.03462, App. C.3; every other value is our default and says so.
+"""
+
+import abc
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from hdvpd.config.parts import DYNAMICS
+from hdvpd.config.settings import (
+    Count,
+    CountOrZero,
+    Free,
+    Limit,
+    Positive,
+    PositiveOrZero,
+    Settings,
+    check_parts,
+    require,
+)
+
+Control = Literal[
+    "static_render", "copy_last_frame", "kinematics_only", "zero_actions", "shuffled_actions"
+]
+
+_Corner = Annotated[
+    tuple[float, ...], Limit(lambda x: len(x) in (0, 3), "give three numbers or none")
+]
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """Which frames are read, and at which size."""
+
+    path: Annotated[str, Free("resume", "evaluation")] = "data/robot"
+    """Folder of the data set (docs/data-format.md)."""
+    cameras: Annotated[tuple[str, ...], Free("evaluation")] = ()
+    """Cameras to read, in this order; empty means all of the data set (paper: 2)."""
+    height: Count = 240
+    """Image height [px]; frames of another size are resized, intrinsics with them."""
+    width: Count = 320
+    """Image width [px]."""
+    workspace_min: _Corner = ()
+    """Lower corner of the workspace box [m]; empty means the data set's own."""
+    workspace_max: _Corner = ()
+    """Upper corner of the workspace box [m]; empty means the data set's own."""
+    num_workers: Annotated[Count, Free("resume", "evaluation")] = 2
+    """Threads that read windows ahead of the training step; never changes what is read."""
+    prefetch: Annotated[Count, Free("resume", "evaluation")] = 4
+    """Batches kept ready."""
+
+    def check(self) -> None:
+        """Refuse an empty workspace box."""
+        low, high = self.workspace_min, self.workspace_max
+        require(
+            len(low) == len(high) and all(a < b for a, b in zip(low, high, strict=True)),
+            "workspace_max",
+            high,
+            f"every number must lie above that of workspace_min = {low}",
+        )
+
+
+class AbstractDynamicsSettings(Settings, abc.ABC):
+    """Settings of a dynamics model, and how it is made of them."""
+
+    @abc.abstractmethod
+    def make(self, model: "ModelConfig", scene: "SceneSpec", *, rngs: Any) -> Any:
+        """Return the model, a `hdvpd.dynamics.base.AbstractDynamics`.
+
+        Args:
+          model: what all parts share.
+          scene: what is known of the data set.
+          rngs: flax's streams of random keys.
+        """
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
+    """The encoder, and what every dynamics model reads; its own settings are in `dynamics`."""
+
+    num_particles: Count = 32768
+    """Particles per time step (paper)."""
+    feature_dim: Count = 16
+    """Features per pixel and particle (paper)."""
+    unet_channels: Annotated[
+        tuple[int, ...],
+        Limit(
+            lambda channels: len(channels) >= 1 and all(c >= 8 and c % 8 == 0 for c in channels),
+            "give one or more multiples of 8 (GroupNorm has groups of 8)",
+        ),
+    ] = (32, 64, 128, 128)
+    """U-Net width per level, full resolution first."""
+    latent_dim: Count = 128
+    """Token width."""
+    dynamics: Annotated[AbstractDynamicsSettings, DYNAMICS] = field(
+        default_factory=lambda: DYNAMICS.make("interlacer")
+    )
+    """Dynamics model: Interlacer (paper), or the hierarchical graph network of VPD."""
+    position_frequencies: CountOrZero = 0
+    """Octaves of sines and cosines added to the linear position embedding."""
+    position_embedding: bool = True
+    """Embed the absolute position in the tokens; without it dynamics is translation-equivariant."""
+    carry: bool = False
+    """Particles know the motion of the robot's skeleton at their place and can go along with it;
+    learned much sooner than from attention alone (not in the papers)."""
+    max_displacement: Positive = 0.25
+    """Bound of the position change per step and coordinate [m] (paper)."""
+    knn: Literal["auto", "kdtree", "xla", "open3d", "keops"] = "auto"
+    """Neighbour search; auto is kdtree on CPU and xla on accelerators."""
+    kernels: Literal["auto", "host", "xla", "pallas"] = "auto"
+    """Fused layers: compiled host code (auto on CPU) or plain JAX (auto elsewhere); pallas is plain
+    JAX but for the walk attention, whose GPU kernels were never run on a GPU."""
+
+    def check(self) -> None:
+        """Let the parts refuse what does not fit the sizes here."""
+        check_parts(self, self)
+
+
+@dataclass(frozen=True)
+class RenderConfig(Settings):
+    """Annular-kernel Point-NeRF renderer."""
+
+    radii: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05)
+    """Radii of the annular kernels [m] (paper)."""
+    bandwidths: Annotated[
+        tuple[float, ...], Limit(lambda x: all(b > 0 for b in x), "bandwidths are positive")
+    ] = (0.01, 0.01, 0.01, 0.05)
+    """Bandwidths of the annular kernels [m] (paper)."""
+    num_neighbors: Count = 16
+    """Nearest particles that stand for the kernels' sums (paper)."""
+    near: float = 0.1
+    """Start of every ray [m] (paper)."""
+    far: float = 2.0
+    """End of every ray [m] (paper)."""
+    num_samples: Count = 64
+    """Stratified samples per ray in training."""
+    num_proposals: CountOrZero = 32
+    """Samples per ray placed near particles in training."""
+    eval_num_samples: Annotated[Count, Free("resume")] = 128
+    """Stratified samples per ray in evaluation."""
+    eval_num_proposals: Annotated[CountOrZero, Free("resume")] = 64
+    """Samples per ray placed near particles in evaluation."""
+    mlp_width: Count = 128
+    """Hidden width of the NeRF MLP."""
+    mlp_depth: CountOrZero = 2
+    """Hidden layers of the NeRF MLP."""
+    density_scale: float = 100.0
+    """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1."""
+    cutoff: Positive = 0.15
+    """Samples farther than this from every particle are empty [m]."""
+    chunk_rays: Annotated[Count, Free("resume")] = 2048
+    """Rays rendered at once in a full image; bounds memory."""
+
+    def check(self) -> None:
+        """Refuse rays without length and kernels without a bandwidth."""
+        require(
+            0 < self.near < self.far,
+            "near",
+            self.near,
+            f"it must lie between 0 and far = {self.far}",
+        )
+        require(
+            len(self.radii) == len(self.bandwidths) >= 1,
+            "bandwidths",
+            self.bandwidths,
+            f"give one positive bandwidth per radius {self.radii}",
+        )
+
+
+@dataclass(frozen=True)
+class TrainConfig(Settings):
+    """Loss, optimiser and schedule of a run."""
+
+    seed: int = 0
+    """Seed of parameters, data order and rays."""
+    num_steps: Annotated[Count, Free("resume", unless=("schedule", "cosine"))] = 100_000
+    """Training steps (paper)."""
+    batch_size: Count = 16
+    """Windows per step (paper)."""
+    horizon: Count = 6
+    """Predicted frames per window (paper)."""
+    num_rays: Count = 128
+    """Rays per window and predicted frame, over all cameras' pixels (paper: 128)."""
+    moving_ray_weight: Positive = 1.0
+    """How much likelier a ray goes to a pixel that changed since the last observed frame than to
+    another; 1 is uniform (default for the paper)."""
+    schedule: Literal["piecewise", "cosine"] = "piecewise"
+    """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
+    learning_rates: Annotated[
+        tuple[float, ...],
+        Limit(
+            lambda rates: len(rates) >= 1 and all(rate >= 0 for rate in rates),
+            "give at least one rate, none of them negative",
+        ),
+    ] = (3e-4, 1e-4)
+    """Rates between boundaries (paper); the cosine schedule peaks at the first."""
+    boundaries: Annotated[
+        tuple[int, ...],
+        Limit(lambda x: list(x) == sorted(set(x)), "give steps in increasing order"),
+    ] = (1000,)
+    """Steps at which the piecewise schedule changes (paper)."""
+    warmup_steps: int = 0
+    """Linear warm-up of the cosine schedule."""
+    weight_decay: float = 1e-3
+    """AdamW's decoupled decay, on matrices only (paper: 1e-3)."""
+    clip_norm: Positive = 0.01
+    """Bound of the gradient's global norm (paper)."""
+    b1: float = 0.9
+    """AdamW's first-moment decay."""
+    b2: float = 0.999
+    """AdamW's second-moment decay."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    remat: bool = True
+    """Recompute every dynamics step in the backward pass: time for memory."""
+    log_every: Annotated[Count, Free("resume")] = 50
+    """Steps per record of metrics.jsonl."""
+    validate_every: Annotated[CountOrZero, Free("resume")] = 1000
+    """Steps between validations on held-out windows; 0 never validates."""
+    validation_windows: Annotated[Count, Free("resume")] = 8
+    """Held-out windows per validation."""
+    checkpoint_every: Annotated[Count, Free("resume")] = 1000
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: Annotated[Count, Free("resume")] = 3
+    """Checkpoints kept, newest first."""
+    max_nonfinite: Annotated[Count, Free("resume")] = 10
+    """Skipped non-finite steps in a row after which the run stops."""
+    tensorboard: Annotated[bool, Free("resume")] = False
+    """Also write TensorBoard event files."""
+
+    def check(self) -> None:
+        """Refuse schedules that do not fit their boundaries or the number of steps."""
+        require(
+            self.schedule != "piecewise" or len(self.learning_rates) == len(self.boundaries) + 1,
+            "learning_rates",
+            self.learning_rates,
+            f"give one rate more than boundaries = {self.boundaries}",
+        )
+        require(
+            0 <= self.warmup_steps < self.num_steps,
+            "warmup_steps",
+            self.warmup_steps,
+            f"it must lie between 0 and num_steps = {self.num_steps}",
+        )
+
+
+@dataclass(frozen=True)
+class EvalConfig(Settings):
+    """Rollouts on held-out episodes and what is measured on them."""
+
+    num_steps: Count = 8
+    """Predicted frames per rollout (paper: steps 0..7)."""
+    num_episodes: CountOrZero = 0
+    """Held-out episodes; 0 means all."""
+    windows_per_episode: Count = 3
+    """Rollouts per episode, their starts spread evenly from frame 0; a short episode has fewer.
+    One from frame 0 alone shows the robot on its way to the objects and little else."""
+    controls: tuple[Control, ...] = get_args(Control)
+    """What the model is compared with; each costs time."""
+    skip_short: bool = False
+    """Leave out held-out episodes that are too short for the rollout, instead of stopping."""
+    moving_threshold: PositiveOrZero = 0.1
+    """A pixel moves if a channel differs by more than this from the last observed frame."""
+    num_videos: CountOrZero = 6
+    """Episodes exported as mp4 and PNG."""
+    seed: int = 0
+    """Seed of the choice of particles."""
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """One experiment; the defaults are the paper's."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: Annotated[EvalConfig, Free("resume", "evaluation")] = field(default_factory=EvalConfig)
+
+
+@dataclass(frozen=True)
+class SceneSpec:
+    """What a model must know of a data set before it can be built.
+
+    Attributes:
+      num_robot_points: kinematic points per time step, P.
+      workspace_min: lower corner of the workspace box, world frame [m].
+      workspace_max: upper corner of the workspace box, world frame [m].
+    """
+
+    num_robot_points: int
+    workspace_min: tuple[float, float, float]
+    workspace_max: tuple[float, float, float]
+
+    @property
+    def center(self) -> tuple[float, float, float]:
+        """Centre of the workspace box [m]."""
+        low, high = self.workspace_min, self.workspace_max
+        return (0.5 * (low[0] + high[0]), 0.5 * (low[1] + high[1]), 0.5 * (low[2] + high[2]))
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)

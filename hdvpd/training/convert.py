@@ -1,0 +1,61 @@
+"""`hdvpd model convert`: files and runs of earlier versions, rewritten in present keys."""
+
+import shutil
+from pathlib import Path
+
+from hdvpd.config.earlier import converted, is_earlier
+from hdvpd.config.reading import read, toml_lines
+from hdvpd.errors import UserError
+from hdvpd.experiments import read_tables, to_toml
+from hdvpd.training.checkpoints import find_damage, write_digest
+from hdvpd.training.files import write_text
+
+KEPT = "config-earlier.toml"
+"""A run's configuration as it was before."""
+
+
+def convert(path: Path) -> list[Path]:
+    """Rewrite an experiment file, or the configuration of a run and of its checkpoints.
+
+    The old text stays beside the new one: an experiment's as `<name>-earlier.toml`, a run's as
+    `config-earlier.toml`. Parameters stay where they are. A damaged checkpoint is left alone.
+
+    Args:
+      path: a TOML file, or a run's folder.
+
+    Returns:
+      The files that were rewritten; none if all are in present keys.
+
+    Raises:
+      UserError: there is no such file or run, or its values are not possible.
+    """
+    if path.is_dir():
+        file = path / "config.toml"
+        if not file.is_file():
+            raise UserError(f"{path} is no run folder: it has no config.toml.")
+        checkpoints = [found.parent for found in path.glob("checkpoints/*/config.toml")]
+        done = [folder for folder in sorted(checkpoints) if _convert_checkpoint(folder)]
+        changed = [folder / "config.toml" for folder in done]
+        return [*changed, file] if _convert_file(file, path / KEPT) else changed
+    return [path] if _convert_file(path, path.with_name(f"{path.stem}-earlier.toml")) else []
+
+
+def _convert_file(file: Path, kept: Path) -> bool:
+    tables = read_tables(file)
+    if not is_earlier(tables):
+        return False
+    tables = converted(tables)
+    read(tables, source=str(file))
+    shutil.copyfile(file, kept)
+    write_text(file, "\n".join(toml_lines(tables)))
+    return True
+
+
+def _convert_checkpoint(folder: Path) -> bool:
+    file = folder / "config.toml"
+    tables = read_tables(file)
+    if not is_earlier(tables) or find_damage(folder) is not None:
+        return False
+    write_text(file, to_toml(read(converted(tables), source=str(file))))
+    write_digest(folder)
+    return True
