@@ -22,16 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scenes
 
 import hdvpd.train
 from hdvpd.config import Config
 from hdvpd.data.loader import Loader
 from hdvpd.errors import UserError
 from hdvpd.experiments import read_toml, to_toml
+from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity, scene_from_json
 from hdvpd.training.step import make_train_step, make_validate
+from hdvpd.types import Batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -518,7 +521,7 @@ from pathlib import Path
 import hdvpd.train
 from hdvpd.training import step
 from hdvpd.experiments import read_toml
-from test_train_main import TinyModel
+from scenes import TinyModel
 step.Model = TinyModel
 hdvpd.train.main(read_toml(sys.argv[1]), run_dir=Path(sys.argv[2]), resume="auto", step=2)
 """
