@@ -18,8 +18,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from hdvpd.attention.masks.forests import edge_forest
 from hdvpd.attention.masks.trees import ExponentialForestMask
 from hdvpd.attention.sampled_walks import sample_walks
-from hdvpd.config import ModelConfig
-from hdvpd.dynamics.graph_attention import GraphAttention
 from hdvpd.kernels import walk_attention_pallas
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import knn
@@ -122,16 +120,20 @@ def test_host_code_runs_where_it_is_chosen(operation):
     assert {name for name in names if "hdvpd" in name} == {f"hdvpd.kernels.{x}" for x in expected}
 
 
-@pytest.mark.parametrize("local", ["grf", "rwgnk", "diffusion"])
-def test_setting_of_the_model_reaches_the_masks_of_its_layers(local):
+@pytest.mark.parametrize("learned", ["grf", "rwgnk", "diffusion"])
+def test_setting_of_the_model_reaches_the_masks_of_its_layers(learned):
     mask, tokens = np.arange(37) < 30, np.tile(X, (1, 2))[:, :8]
 
     def program(kernels, knn):
-        config = ModelConfig(latent_dim=8, local=local, kernels=kernels, knn=knn)
-        graphdef, params = scenes.random_params(lambda: GraphAttention(config, rngs=nnx.Rngs(0)))
+        config = scenes.changed(
+            scenes.tiny_config(model={"latent_dim": 8, "kernels": kernels, "knn": knn}).model,
+            f'dynamics.local.mask = "{learned}"',
+        )
+        local = config.dynamics.local
+        graphdef, params = scenes.random_params(lambda: local.make(config, rngs=nnx.Rngs(0)))
 
         def layer(tokens):
-            plan = GraphAttention.plan(config, jnp.asarray(POINTS), mask, jax.random.key(0))
+            plan = local.plan(config, jnp.asarray(POINTS), mask, jax.random.key(0))
             return scenes.apply(graphdef, params)(tokens, plan)
 
         return gradients(layer, tokens)
@@ -143,7 +145,8 @@ def test_setting_of_the_model_reaches_the_masks_of_its_layers(local):
 
 
 def test_the_whole_model_runs_on_a_gpu_without_the_host():
-    settings = {"kernels": "xla", "knn": "xla", "local": "rwgnk"}
+    dynamics = {"local": {"mask": "rwgnk"}}
+    settings = {"kernels": "xla", "knn": "xla", "dynamics": dynamics}
     config = scenes.tiny_config(model=settings, train={"horizon": 1})
     graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
     batch = scenes.make_batch(1, 3, 12, 16)

@@ -35,6 +35,8 @@ TOLERANCE = 1e-6
 _LARGEST_EXPONENT = 60.0
 # Rounding errors of products with A count exponent times over: up to here they stay in `TOLERANCE`.
 _EXACT_EXPONENT = 8.0
+# Likewise the rounding errors of a sum over this many neighbours.
+_EXACT_DEGREE = 64.0
 # Below this a dense decomposition is as quick, and Lanczos' method wants more nodes than vectors.
 _DENSE_NODES = 64
 
@@ -73,11 +75,12 @@ class DiffusionMask(AbstractMask):
         """Bound what truncation and rounding make of a column: `TOLERANCE` of its largest entry.
 
         For T = -A it is that share of the column's norm and of the mask's largest eigenvalue,
-        e^(lambda r); rounding errors of the exponent are more of it from lambda r = 8 on.
+        e^(lambda r); rounding errors are more of it from lambda r = 8 and degrees of 64 on.
         """
         if self.generator == "adjacency":
             norm = jnp.sqrt(jnp.sum(x * x, axis=0, keepdims=True))
             share = jnp.maximum(1.0, self.time * self.rate / _EXACT_EXPONENT)
+            share *= jnp.maximum(1.0, jnp.max(self.degrees) / _EXACT_DEGREE)
             return jnp.broadcast_to(TOLERANCE * share * self.growth() * norm, x.shape)
         *_, outer = self.affine_form()
         return TOLERANCE * outer * jnp.abs(x / outer).max(0, keepdims=True)
