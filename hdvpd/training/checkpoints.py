@@ -23,7 +23,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -278,11 +278,11 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def write_digest(path: Path) -> None:
-    """Declare every byte in a checkpoint's folder to be as it should."""
+def write_digest(path: Path, write: Callable[[Path, str], object] = write_text) -> None:
+    """Declare every byte in a checkpoint's folder to be as it should; `write` stores that."""
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
     digests = {file.relative_to(path).as_posix(): _sha256(file) for file in files}
-    write_text(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
+    write(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
 
 
 def require_disk_space(path: Path, state: Any) -> None:
@@ -341,7 +341,7 @@ def _write_checkpoint(
                  "progress.json": json.dumps(progress, indent=1, allow_nan=False)}  # fmt: skip
     for name, text in {**described, **files}.items():
         (path / name).write_text(text)
-    write_digest(path)
+    write_digest(path, Path.write_text)  # the caller explains errors, by the checkpoint's name
     for entry in [*path.rglob("*"), path]:
         sync(entry)
 
