@@ -72,7 +72,7 @@ $(STAMP)-test: pyproject.toml constraints.txt | $(BIN)/python
 
 .PHONY: system-simulation system-open3d
 system-simulation system-open3d: system-%:
-	@missing="$$($(PYTHON) -m hdvpd.system $*)" || exit 1; \
+	@missing="$$($(PYTHON) -m hdvpd.commands.system $*)" || exit 1; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing system libraries: $$missing"; \

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from timing import analytic_batch, peak_gib
 
 from hdvpd.commands.flags import read_flags
-from hdvpd.experiments import load_config
-from hdvpd.system import keep_freed_memory
+from hdvpd.config.experiments import load_config
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step
 
 

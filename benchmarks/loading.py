@@ -22,7 +22,7 @@ from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.loader import Loader
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window
-from hdvpd.system import keep_freed_memory
+from hdvpd.kernels.memory import keep_freed_memory
 
 SIZE = (240, 320)
 WINDOW, BATCH = 8, 16

@@ -35,13 +35,13 @@ from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
 from hdvpd.config import Config, ModelConfig, SceneSpec
+from hdvpd.config.members import member_names, with_member
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.geometry import z_order
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import Walks, exact_walks
-from hdvpd.members import member_names, with_member
-from hdvpd.system import keep_freed_memory
 
 _MODULATION = np.exp(-0.01 * np.arange(4)).astype(np.float32)
 _SCENE = SceneSpec(num_robot_points=1, workspace_min=(0, 0, -1), workspace_max=(1, 1, 1))

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from timing import analytic_batch, fitted_exponent, peak_gib
 
-from hdvpd.experiments import load_config
+from hdvpd.config.experiments import load_config
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model import render_image
-from hdvpd.system import keep_freed_memory
 from hdvpd.training.step import create_model, merge_model
 
 HEIGHT, WIDTH = 480, 640

@@ -17,13 +17,13 @@ from timing import analytic_batch, best_of, peak_gib
 
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
 from hdvpd.errors import UserError
-from hdvpd.experiments import load_config
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model, sample_rays
-from hdvpd.system import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 from hdvpd.types import Batch
 

@@ -42,7 +42,7 @@ def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dic
 
 
 def return_freed_memory() -> None:
-    """Undo `hdvpd.system.keep_freed_memory` (glibc): kept memory would hide what a call adds."""
+    """Undo `keep_freed_memory` (glibc): kept memory would hide what a call adds."""
     libc = ctypes.CDLL(None)
     trim_threshold, top_pad, mmap_threshold, mmap_max = -1, -2, -3, -4
     for setting in (

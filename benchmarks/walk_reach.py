@@ -16,11 +16,11 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import load_config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
-from hdvpd.experiments import load_config
 from hdvpd.model import Model
 from hdvpd.types import Batch
 

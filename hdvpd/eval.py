@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import apply_overrides, flatten, to_toml
 from hdvpd.config.reading import Tables
 from hdvpd.config.settings import entries, free_keys
 from hdvpd.data.store import Dataset
@@ -37,9 +38,8 @@ from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
-from hdvpd.experiments import apply_overrides, flatten, to_toml
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model import Model
-from hdvpd.system import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
 
 _PLANS = {

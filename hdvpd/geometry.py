@@ -6,8 +6,7 @@ Camera axes are OpenCV's (x right, y down, z forward); the centre of pixel (row 
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Bool, Float, Int
-from hdvpd.types import Camera, Rays
+from hdvpd.types import Array, Bool, Camera, Float, Int, Rays
 
 
 def pixel_centers(height: int, width: int) -> Float[Array, "h w 2"]:
@@ -126,3 +125,8 @@ def z_order(points: Float[Array, "n 3"], mask: Bool[Array, "n"]) -> Int[Array, "
         for axis in range(3):
             code |= ((cells[:, axis] >> bit) & 1) << (3 * bit + axis)
     return jnp.argsort(jnp.where(mask, code, 1 << 30), stable=True).astype(jnp.int32)
+
+
+def safe_norm(vectors: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
+    """Return sqrt(|v|^2 + 1e-12): the gradient of the plain norm is infinite at 0."""
+    return jnp.sqrt(jnp.sum(vectors * vectors, axis=-1) + 1e-12)

@@ -6,16 +6,26 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, Int, PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import subsample, visible_points, white_targets
 from hdvpd.encoders.unet import UNet
 from hdvpd.geometry import pixel_rays, rays_through
-from hdvpd.losses import ray_l2
 from hdvpd.render.renderer import Renderer
-from hdvpd.types import Batch, Camera, ParticleCloud, Rays, Rendering, RgbdFrames, RobotPoints
+from hdvpd.types import (
+    Array,
+    Batch,
+    Camera,
+    Float,
+    Int,
+    ParticleCloud,
+    PRNGKey,
+    Rays,
+    Rendering,
+    RgbdFrames,
+    RobotPoints,
+)
 
 
 class Model(nnx.Module):
@@ -218,3 +228,10 @@ def render_image(
         lambda x: x.reshape(-1, *x.shape[2:])[:num_rays].reshape(height, width, *x.shape[2:]),
         rendering,
     )
+
+
+def ray_l2(
+    predicted: Float[Array, "b s r 3"], target: Float[Array, "b s r 3"]
+) -> Float[Array, "s"]:
+    """Return the squared colour error per predicted step, averaged over batch, rays and RGB."""
+    return jnp.mean((predicted - target) ** 2, axis=(0, 2, 3))

@@ -18,12 +18,11 @@ import jax
 import jax.stages
 from flax import nnx
 
-from hdvpd.array_typing import PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
-from hdvpd.system import keep_freed_memory
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.reporting import save_first_batch
@@ -38,7 +37,7 @@ from hdvpd.training.step import (
     make_train_step,
     make_validate,
 )
-from hdvpd.types import Batch
+from hdvpd.types import Batch, PRNGKey
 
 MakeTrainStep = Callable[[Config, nnx.GraphDef], TrainStep]
 

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray
+from hdvpd.types import Array, Bool, Float, Int, JaxArray
 from studies import head_masks
 from studies.head_masks import AbstractGridMask
 from studies.outputs import (

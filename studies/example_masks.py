@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.spatial import KDTree
 
-from hdvpd.array_typing import Float, Int
 from hdvpd.attention.graphs import edge_graph, transition_graph
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask
@@ -33,6 +32,7 @@ from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.geometry import z_order
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, exact_walks, merged
+from hdvpd.types import Float, Int
 
 Edges = Int[np.ndarray, "edges 2"]
 Points = Float[np.ndarray, "t 2"]

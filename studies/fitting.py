@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hdvpd.array_typing import Int
+from hdvpd.types import Int
 from studies.graph_tasks import GraphSet
 
 

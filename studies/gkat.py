@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray
 from hdvpd.attention.dense import masked_softmax_attention
 from hdvpd.attention.power_series import power_series
+from hdvpd.types import Array, Bool, Float, Int, JaxArray
 from studies.fitting import AbstractLearner, Score
 from studies.graph_tasks import GraphSet
 

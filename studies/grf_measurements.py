@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.spatial import KDTree
 
-from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.couplings import Coupling
 from hdvpd.attention.dense import softmax_attention
 from hdvpd.attention.graphs import (
@@ -32,6 +31,7 @@ from hdvpd.attention.power_series import exponential, power_series
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
+from hdvpd.types import Array, Float, JaxArray, PRNGKey
 from studies.costs import fastest
 from studies.outputs import Row
 

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Float, JaxArray, PRNGKey
 from hdvpd.attention.graphs import matrix_graph, symmetric_weights, transition_graph
 from hdvpd.attention.learned.base import AbstractLearnedMask, positive, raw
 from hdvpd.attention.masks.compose import ClassTokenMask
@@ -26,6 +25,7 @@ from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks
+from hdvpd.types import Float, JaxArray, PRNGKey
 from studies.grf_measurements import grid
 
 _DECAY = 0.01

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hdvpd.array_typing import Float
+from hdvpd.types import Float
 from studies.example_masks import KINDS, Example
 from studies.outputs import make_folder
 from studies.settings import PictureSettings

@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Float
 from hdvpd.attention import dense
 from hdvpd.attention.causal import causal_attention
 from hdvpd.attention.feature_maps import relu_features
@@ -39,7 +38,8 @@ from hdvpd.attention.masks.forests import edge_forest
 from hdvpd.attention.masks.sequences import CausalMask, PaddingMask
 from hdvpd.attention.masks.trees import ExponentialForestMask
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
-from hdvpd.system import keep_freed_memory
+from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.types import Array, Float
 from studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_bytes
 from studies.example_masks import KINDS, neighbor_walks, tree_example
 from studies.outputs import (

@@ -23,7 +23,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["hdvpd", "studies"], "beartype.beartype")
 
 from hdvpd.config import Config  # noqa: E402 - after the hook
-from hdvpd.experiments import load_config  # noqa: E402
+from hdvpd.config.experiments import load_config  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)

@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
+from hdvpd.config.experiments import apply_overrides
 from hdvpd.dynamics.global_attention import GlobalAttentionSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
-from hdvpd.experiments import apply_overrides
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.model import Model

@@ -23,8 +23,8 @@ import pytest
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import to_toml
 from hdvpd.errors import UserError
-from hdvpd.experiments import to_toml
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, find_damage, load_model, require_disk_space
 from hdvpd.training.step import TrainState

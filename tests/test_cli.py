@@ -20,11 +20,11 @@ from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import config_flags, flag_words, read_flags, understood
 from hdvpd.commands.train import Train
 from hdvpd.config import EvalConfig
+from hdvpd.config.experiments import load_config, to_toml
+from hdvpd.config.members import with_member
 from hdvpd.config.reading import key_types
 from hdvpd.config.settings import to_table
 from hdvpd.errors import UserError
-from hdvpd.experiments import load_config, to_toml
-from hdvpd.members import with_member
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

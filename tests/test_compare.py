@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hdvpd import compare
 from hdvpd.__main__ import main as command
-from hdvpd.compare import PlannedRun, plan_runs
+from hdvpd.commands import compare_runs
+from hdvpd.commands.compare_runs import PlannedRun, plan_runs
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import load_config, to_toml
+from hdvpd.config.members import member_names
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import Scores
+from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.rollouts import make_compiler
-from hdvpd.experiments import load_config, to_toml
-from hdvpd.members import member_names
 from hdvpd.model import Model
 from hdvpd.training import checkpoints, step
 from hdvpd.training.checkpoints import load_model
@@ -153,7 +154,7 @@ def test_the_same_command_repeats_nothing(out, experiment, monkeypatch, capsys):
     before = {name: (out / name).read_bytes() for name in RESULTS}
     timing = (out / "runs" / "grf-1" / "timing.jsonl").read_bytes()
     monkeypatch.setattr("hdvpd.train.main", refuse)
-    monkeypatch.setattr(compare, "evaluate_run", refuse)
+    monkeypatch.setattr(compare_runs, "evaluate_run", refuse)
     assert compare_members(experiment, out) == 0
     assert {name: (out / name).read_bytes() for name in RESULTS} == before
     assert (out / "runs" / "grf-1" / "timing.jsonl").read_bytes() == timing
@@ -198,12 +199,12 @@ def test_a_shared_compiled_model_uses_each_models_own_parameters(out):
 
 def test_a_damaged_checkpoint_is_not_a_finished_run(out, experiment, tmp_path):
     folder = shutil.copytree(out / "runs" / "none-0", tmp_path / "none-0")
-    config = compare.member_config(load_config(str(experiment)), "none", 0)
+    config = compare_runs.member_config(load_config(str(experiment)), "none", 0)
     run = PlannedRun("none", config, folder)
     identity = Dataset(config.data.path).identity()
-    assert compare.is_finished(run, identity)
+    assert compare_runs.is_finished(run, identity)
     (folder / "checkpoints" / "2" / "arrays.json").write_text("{}")
-    assert not compare.is_finished(run, identity)
+    assert not compare_runs.is_finished(run, identity)
 
 
 def failing(capsys, *words):
@@ -267,10 +268,10 @@ def test_a_member_can_be_a_file(debug_config, tmp_path):
 def test_members_differ_in_the_dynamics_only():
     config, shared = load_config("compare"), []
     for member in member_names():
-        own = compare.member_config(config, member, 0)
+        own = compare_runs.member_config(config, member, 0)
         assert dataclasses.replace(own, model=config.model) == config
         model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=nnx.Rngs(0)))
-        total, dynamics = (compare.count_parameters(part) for part in (model, model.dynamics))
+        total, dynamics = (compare_runs.count_parameters(part) for part in (model, model.dynamics))
         shared.append(total - dynamics)
         assert 0 < dynamics < total
     assert len(set(shared)) == 1
@@ -283,22 +284,22 @@ def test_scores_are_read_back_only_for_the_same_frames(tmp_path):
     predictors = ("model", "copy_last_frame")
     scores = Scores("run", ("a", "b"), (9, 19), predictors, images, rng.normal(size=(2, 2, 3, 2)))
     file = tmp_path / "scores.json"
-    assert compare.read_scores(file, {"seed": 0}) is None
-    file.write_text(compare.scores_to_json(scores, {"seed": 0}))
-    back = compare.read_scores(file, {"seed": 0})
+    assert read_scores(file, {"seed": 0}) is None
+    file.write_text(scores_to_json(scores, {"seed": 0}))
+    back = read_scores(file, {"seed": 0})
     assert back is not None
     np.testing.assert_array_equal(back.images, images)
     np.testing.assert_array_equal(back.depth, scores.depth)
     assert (back.name, back.cameras, back.episodes) == ("run", ("a", "b"), (9, 19))
     assert back.predictors == predictors
-    assert compare.read_scores(file, {"seed": 1}) is None
+    assert read_scores(file, {"seed": 1}) is None
     file.write_text(file.read_text()[:-50])
-    assert compare.read_scores(file, {"seed": 0}) is None
+    assert read_scores(file, {"seed": 0}) is None
 
 
 def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file = tmp_path / "timing.jsonl"
     whole = '{"kind": "train", "steps_per_s": %s}\n'
     file.write_text(whole % 1.5 + '{"kind": "tra' + whole % 2 + whole % 2.5 + '{"kind": "start"}\n')
-    assert compare._read_numbers(file, "train", "steps_per_s") == (1.5, 2.5)
-    assert compare._read_numbers(tmp_path / "none", "train", "steps_per_s") == ()
+    assert compare_runs._read_numbers(file, "train", "steps_per_s") == (1.5, 2.5)
+    assert compare_runs._read_numbers(tmp_path / "none", "train", "steps_per_s") == ()

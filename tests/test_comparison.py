@@ -12,7 +12,7 @@ import pytest
 from hdvpd.evaluation import comparison
 from hdvpd.evaluation.comparison import ComparedRun
 from hdvpd.evaluation.curves import METRICS, Scores, to_json, to_png
-from hdvpd.statistics import crossed_interval
+from hdvpd.reporting.statistics import crossed_interval
 
 
 def make_run(member, seed, images, **fields):

@@ -12,13 +12,13 @@ from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.attention.learned.rwgnk import LearnedRwgnk
 from hdvpd.config import Config
 from hdvpd.config.earlier import MOVED, converted
+from hdvpd.config.experiments import read_toml
 from hdvpd.config.reading import key_types, read
 from hdvpd.dynamics.global_attention import GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.experiments import read_toml
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 
 # All that an earlier version wrote of [model] into every run.

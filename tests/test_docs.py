@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hdvpd.config import Config
-from hdvpd.experiments import load_config
+from hdvpd.config.experiments import load_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hdvpd import system
-from hdvpd.commands import doctor
+from hdvpd.commands import doctor, system
 from hdvpd.commands.doctor import CORE, EXCLUDED, OPTIONAL, Finding, diagnose
-from hdvpd.system import EGL_DRIVERS, LIBRARIES, missing_packages
+from hdvpd.commands.system import EGL_DRIVERS, LIBRARIES, missing_packages
 
 Patch = pytest.MonkeyPatch
 Captured = pytest.CaptureFixture[str]

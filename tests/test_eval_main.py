@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 
 from hdvpd import eval as evaluation
-from hdvpd import metrics
 from hdvpd.__main__ import main as command
 from hdvpd.config import EvalConfig
 from hdvpd.data.schema import EpisodeInfo
@@ -25,7 +24,7 @@ from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.errors import UserError
-from hdvpd.evaluation import curves, episodes, rollouts
+from hdvpd.evaluation import curves, episodes, metrics, rollouts
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import describe_run

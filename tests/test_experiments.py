@@ -9,11 +9,7 @@ import pytest
 from flax import nnx
 
 from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
-from hdvpd.config.reading import key_types, nearest_key
-from hdvpd.dynamics.interlacer import InterlacerSettings
-from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.errors import UserError
-from hdvpd.experiments import (
+from hdvpd.config.experiments import (
     apply_overrides,
     config_files,
     find_experiment,
@@ -22,7 +18,11 @@ from hdvpd.experiments import (
     read_toml,
     to_toml,
 )
-from hdvpd.members import with_member
+from hdvpd.config.members import with_member
+from hdvpd.config.reading import key_types, nearest_key
+from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
+from hdvpd.errors import UserError
 from hdvpd.model import Model
 
 DOCS = Path(__file__).parent.parent / "docs"

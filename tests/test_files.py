@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hdvpd import files
 from hdvpd.errors import UserError
+from hdvpd.reporting import files
 
 
 def test_content_is_replaced_and_nothing_else_is_left(tmp_path):

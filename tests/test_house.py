@@ -22,9 +22,7 @@ CYCLES = [
     {"hdvpd.attention.masks.base", "hdvpd.attention.masks.compose"},
 ]
 UPWARD: set[tuple[str, str]] = set()
-LONG_FILES = {
-    "hdvpd.compare",
-}
+LONG_FILES: set[str] = set()
 LONG_FUNCTIONS = {
     "hdvpd.evaluation.rollouts.evaluate_window",
 }

@@ -17,10 +17,10 @@ import pytest
 from hdvpd.__main__ import HDVPD, main
 from hdvpd.commands.data import Check, Import, Inspect
 from hdvpd.commands.train import Train
+from hdvpd.config.experiments import load_config
 from hdvpd.data.importers import FORMATS
 from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.store import Dataset
-from hdvpd.experiments import load_config
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "importing.md").read_text()

@@ -18,6 +18,7 @@ import scenes
 
 from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
+from hdvpd.config.experiments import read_toml
 from hdvpd.data import windows, writer
 from hdvpd.data.importers import FORMATS, common, conversions, episode, prepare
 from hdvpd.data.importers.driver import import_dataset
@@ -26,7 +27,6 @@ from hdvpd.data.simulation import clip
 from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
-from hdvpd.experiments import read_toml
 from hdvpd.training import step as step_module
 
 h5py: Any = extras.needed("h5py")

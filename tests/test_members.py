@@ -17,10 +17,10 @@ import references
 import scenes
 from flax import nnx
 
-from hdvpd import sampling
 from hdvpd.dynamics import edges, graph_masks
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.kernels.neighbors import Neighbors
+from hdvpd.layers import sampling
 from hdvpd.types import ParticleCloud
 
 NUM_PARTICLES = 20

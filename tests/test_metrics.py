@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from skimage.metrics import structural_similarity
 
-from hdvpd import metrics
 from hdvpd.errors import UserError
+from hdvpd.evaluation import metrics
 
 
 def reference_ssim(image, truth):

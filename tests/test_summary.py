@@ -9,12 +9,12 @@ import pytest
 import scenes
 from flax import nnx
 
-from hdvpd import summary
 from hdvpd.__main__ import main
-from hdvpd.experiments import load_config
-from hdvpd.members import member_names, with_member
+from hdvpd.config.experiments import load_config
+from hdvpd.config.members import member_names, with_member
 from hdvpd.model import Model
-from hdvpd.summary import (
+from hdvpd.training import summary
+from hdvpd.training.summary import (
     Memory,
     _dynamics_step,
     count_parameters,

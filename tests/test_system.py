@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import numpy as np
-from hdvpd.system import keep_freed_memory
+from hdvpd.kernels.memory import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)
 for round in range(11):

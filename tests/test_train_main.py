@@ -26,9 +26,9 @@ import scenes
 
 import hdvpd.train
 from hdvpd.config import Config
+from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.data.loader import Loader
 from hdvpd.errors import UserError
-from hdvpd.experiments import read_toml, to_toml
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
@@ -520,7 +520,7 @@ import sys
 from pathlib import Path
 import hdvpd.train
 from hdvpd.training import step
-from hdvpd.experiments import read_toml
+from hdvpd.config.experiments import read_toml
 from scenes import TinyModel
 step.Model = TinyModel
 hdvpd.train.main(read_toml(sys.argv[1]), run_dir=Path(sys.argv[2]), resume="auto", step=2)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Float
 from hdvpd.attention.masks.walks import walk_rows
 from hdvpd.kernels.walks import Walks
+from hdvpd.types import Array, Float
 
 
 def softmax_attention(

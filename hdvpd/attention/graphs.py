@@ -11,11 +11,11 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.errors import UserError
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Neighbors
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.types import Array, Bool, Float, Int, JaxArray, pytree
 
 
 @pytree

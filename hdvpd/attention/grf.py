@@ -18,12 +18,12 @@ cut does not touch.
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Float, JaxArray, is_known
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.errors import UserError
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import Walks, check_modulation
+from hdvpd.types import Array, Float, JaxArray, is_known
 
 _SMALLEST_F0 = 1e-6
 

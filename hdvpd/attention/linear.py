@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Bool, Float
+from hdvpd.types import Array, Bool, Float
 
 
 def linear_attention(

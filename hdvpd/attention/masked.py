@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, JaxArray
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float, JaxArray
 
 # Columns are multiplied with M so many numbers at a time, 1 MiB of float32 as a second-level cache
 # holds, but never fewer columns than a cache line has numbers. With all columns at once most masks

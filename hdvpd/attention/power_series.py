@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdvpd.array_typing import Array, Float
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float
 
 
 class PowerSeries(NamedTuple):

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Bool, Float, Int, JaxArray, PRNGKey, Shaped, pytree
 from hdvpd.attention.couplings import (
     Coupling,
     antithetic_draws,
@@ -19,6 +18,7 @@ from hdvpd.attention.couplings import (
 from hdvpd.errors import UserError
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, collect_walks
+from hdvpd.types import Bool, Float, Int, JaxArray, PRNGKey, Shaped, pytree
 
 # Pairs of walkers of one token compared at once by the repelling rule (64 MiB of booleans).
 _BLOCK_PAIRS = 1 << 26

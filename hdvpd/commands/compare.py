@@ -34,9 +34,9 @@ class Compare(AbstractCommand):
 
     def run(self) -> None:
         """Compare."""
-        from hdvpd import compare
+        from hdvpd.commands import compare_runs
 
-        compare.main(
+        compare_runs.main(
             self.experiment,
             out=self.out,
             members=self.members,

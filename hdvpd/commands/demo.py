@@ -19,8 +19,8 @@ from hdvpd.commands.data import Simulate
 from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import flag_words
 from hdvpd.commands.train import ConfigFlags, Train
+from hdvpd.config.experiments import load_config
 from hdvpd.errors import UserError
-from hdvpd.experiments import load_config
 
 CONTROL_STEPS = 20
 SEED = 0

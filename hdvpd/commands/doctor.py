@@ -18,8 +18,9 @@ from typing import Literal
 
 import hdvpd
 from hdvpd.commands.base import AbstractCommand
+from hdvpd.commands.system import LIBRARIES, missing_packages
 from hdvpd.errors import how_to_install
-from hdvpd.system import LIBRARIES, main_memory, missing_packages
+from hdvpd.kernels.memory import main_memory
 
 Status = Literal["ok", "note", "problem"]
 
@@ -244,7 +245,7 @@ def check_disk() -> list[Finding]:
 def check_egl() -> list[Finding]:
     """Report whether MuJoCo can render off screen."""
     # In a child, because a broken graphics driver may end the process.
-    command = [sys.executable, "-m", "hdvpd.system", "simulation"]
+    command = [sys.executable, "-m", "hdvpd.commands.system", "simulation"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         text = f"looking for a device ended with status {done.returncode}"

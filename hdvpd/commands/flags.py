@@ -1,7 +1,7 @@
 """Flags that several verbs share: image sizes, lists of names, and those of the configuration.
 
 The configuration's flags are optional and have no defaults of their own: what is given comes back
-as tables, shaped like those of a TOML file, which `hdvpd.experiments` lays over the file's.
+as tables, shaped like those of a TOML file, which `hdvpd.config.experiments` lays over the file's.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from hdvpd.config import Config
 from hdvpd.config.earlier import MOVED, REMOVED
+from hdvpd.config.experiments import read_tables
 from hdvpd.config.reading import Tables, default_of, import_parts, key_types
 from hdvpd.config.settings import Settings, is_settings, parts_of, plain_type
 from hdvpd.errors import UserError
-from hdvpd.experiments import read_tables
 
 
 def _read_names(words: list[str]) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def read_flags(words: Sequence[str]) -> Tables:
       words: nothing but flags and their values.
 
     Returns:
-      Tables for `hdvpd.experiments.load_config`.
+      Tables for `hdvpd.config.experiments.load_config`.
     """
     return tyro.cli(config_flags(), args=understood(words))
 

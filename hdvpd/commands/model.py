@@ -9,7 +9,7 @@ import tyro
 
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.flags import config_flags
-from hdvpd.experiments import load_config
+from hdvpd.config.experiments import load_config
 
 
 def _flags() -> Any:
@@ -43,7 +43,7 @@ class Summary(AbstractCommand):
         """Print the summary."""
         config = load_config(self.experiment, self.config)
 
-        from hdvpd.summary import print_summary
+        from hdvpd.training.summary import print_summary
 
         print_summary(config, all_members=self.all_members)
 

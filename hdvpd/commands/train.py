@@ -10,8 +10,8 @@ import tyro
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.config import Config
+from hdvpd.config.experiments import apply_overrides, load_config, read_toml
 from hdvpd.errors import UserError
-from hdvpd.experiments import apply_overrides, load_config, read_toml
 
 ConfigFlags = Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=config_flags)]
 """What is given of the configuration's flags, as tables."""

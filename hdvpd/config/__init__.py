@@ -1,6 +1,6 @@
 """The schema of an experiment: frozen dataclasses whose defaults are the paper's values.
 
-An experiment file (`configs/*.toml`) states only how it differs; see `hdvpd.experiments` for
+An experiment file (`configs/*.toml`) states only how it differs; see `hdvpd.config.experiments` for
 reading, overriding and writing. Exchangeable parts of the model keep their settings beside their
 own class (`hdvpd.config.parts` names them); jax is imported with them, when a configuration is
 made, and not before.

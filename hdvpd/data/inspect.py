@@ -11,11 +11,11 @@ import numpy as np
 import rich.console
 import rich.table
 
-from hdvpd import files
-from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import checks, schema
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
+from hdvpd.reporting import files
+from hdvpd.types import Float, UInt8
 
 SHEET_NAME = "contact_sheet.png"
 SHEET_COLUMNS = 6

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hdvpd.array_typing import Float
+from hdvpd.types import Float
 
 AXES = {
     "opencv": np.eye(4),

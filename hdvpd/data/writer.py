@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore
 
-from hdvpd import files
 from hdvpd.data import arrays as declared
+from hdvpd.reporting import files
 
 MAX_SHARD_FRAMES = 64
 """Two shards of every image are in memory while an episode is streamed."""

@@ -4,8 +4,7 @@ import abc
 
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, PRNGKey, pytree
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.types import Array, Float, ParticleCloud, PRNGKey, RobotPoints, pytree
 
 
 @pytree

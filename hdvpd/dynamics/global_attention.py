@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, JaxArray
 from hdvpd.attention.feature_maps import (
     elu_features,
     favor_features,
@@ -25,6 +24,7 @@ from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.layers import Linear
+from hdvpd.types import Array, Bool, Float, JaxArray
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.learned.base import AbstractLearnedMask, head_keys, positive
 from hdvpd.attention.learned.grf import LearnedGrf
@@ -21,6 +20,7 @@ from hdvpd.config.settings import Count, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.layers import Linear
+from hdvpd.types import Array, Bool, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

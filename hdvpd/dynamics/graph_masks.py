@@ -6,12 +6,12 @@ Positions choose the neighbours and nothing else: no gradient flows through the 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hdvpd.array_typing import Array, Bool, Float, PRNGKey
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.learned.base import AbstractLearnedMask
 from hdvpd.config import ModelConfig
 from hdvpd.config.settings import SettingError, require
 from hdvpd.kernels.neighbors import knn
+from hdvpd.types import Array, Bool, Float, PRNGKey
 
 Plan = TypeVar("Plan")
 

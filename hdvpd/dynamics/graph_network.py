@@ -8,14 +8,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.base import AbstractDynamics, Change
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
 from hdvpd.dynamics.tokens import ReadOut, Tokens
-from hdvpd.sampling import uniform_fraction
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.layers.sampling import uniform_fraction
+from hdvpd.types import (
+    Array,
+    Bool,
+    Float,
+    Int,
+    JaxArray,
+    ParticleCloud,
+    PRNGKey,
+    RobotPoints,
+    pytree,
+)
 
 
 @dataclass(frozen=True)

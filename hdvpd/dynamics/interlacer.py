@@ -6,7 +6,6 @@ from typing import Annotated, Generic, TypeVar
 import jax
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
@@ -17,7 +16,7 @@ from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.layers import LayerNorm
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNGKey, RobotPoints
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")

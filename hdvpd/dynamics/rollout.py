@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import jax
 
-from hdvpd.array_typing import PRNGKey
 from hdvpd.dynamics.base import Change, advance
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.types import ParticleCloud, PRNGKey, RobotPoints
 
 Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 

@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.layers import LayerNorm, Linear, normal
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 
 _POINT_EMBEDDING_DIM = 16
 # Motion of the robot per step is centimetres: in this unit it is of order one.

@@ -2,10 +2,9 @@
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Bool, Float, PRNGKey
 from hdvpd.geometry import unproject, z_order
-from hdvpd.sampling import uniform_subset
-from hdvpd.types import Camera, ParticleCloud
+from hdvpd.layers.sampling import uniform_subset
+from hdvpd.types import Array, Bool, Camera, Float, ParticleCloud, PRNGKey
 
 
 def visible_points(

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hdvpd.array_typing import Float
 from hdvpd.evaluation.curves import (
     LABELS,
     METRICS,
@@ -27,8 +26,9 @@ from hdvpd.evaluation.curves import (
     draw_curve,
     plain_numbers,
 )
-from hdvpd.statistics import crossed_interval, masked_mean
-from hdvpd.tables import Cell, Table, bold, plus_minus
+from hdvpd.reporting.statistics import crossed_interval, masked_mean
+from hdvpd.reporting.tables import Cell, Table, bold, plus_minus
+from hdvpd.types import Float
 
 _DIGITS = {"ssim": 4, "psnr": 2, "moving_ssim": 4, "moving_psnr": 2}
 _SPEEDS = {"steps_per_s": "steps/s", "particles_per_s": "particles/s"}

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Float, PRNGKey
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.dynamics.base import Change
@@ -16,7 +15,7 @@ from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.tokens import carried_motion
 from hdvpd.errors import UserError
 from hdvpd.kinematics import kinematic_points
-from hdvpd.types import ParticleCloud, RobotPoints
+from hdvpd.types import Float, ParticleCloud, PRNGKey, RobotPoints
 
 # Enough to find a near pose (docs/evaluation.md), few enough to read from a large data set.
 _MAX_LENDERS = 64

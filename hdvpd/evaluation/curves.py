@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hdvpd.array_typing import Float
 from hdvpd.config import Control
-from hdvpd.metrics import SSIM_SETTINGS
-from hdvpd.statistics import masked_mean, student_interval
-from hdvpd.tables import Cell, Table
+from hdvpd.evaluation.metrics import SSIM_SETTINGS
+from hdvpd.reporting.statistics import masked_mean, student_interval
+from hdvpd.reporting.tables import Cell, Table
+from hdvpd.types import Float
 
 PREDICTORS = ("model", *get_args(Control))
 METRICS = ("ssim", "psnr", "moving_ssim", "moving_psnr")

@@ -27,7 +27,7 @@ from hdvpd.evaluation.rollouts import (
 )
 from hdvpd.evaluation.videos import Clip
 from hdvpd.model import Model
-from hdvpd.statistics import masked_mean
+from hdvpd.reporting.statistics import masked_mean
 from hdvpd.types import Batch
 
 SPLIT = "test"

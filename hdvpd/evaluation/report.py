@@ -8,7 +8,7 @@ from typing import Any
 
 from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
 from hdvpd.evaluation.verdicts import best, judge
-from hdvpd.statistics import MIN_SAMPLES
+from hdvpd.reporting.statistics import MIN_SAMPLES
 
 _EXPLANATIONS = {
     "model": "particles moved by the planned actions",

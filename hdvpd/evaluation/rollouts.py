@@ -25,14 +25,24 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, PRNGKey
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.encoders.particles import visible_points
 from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import carry_particles, hold_still, replace_plan
-from hdvpd.metrics import depth_errors, moving_pixels, score_frame
+from hdvpd.evaluation.metrics import depth_errors, moving_pixels, score_frame
 from hdvpd.model import Model, render_image
-from hdvpd.types import Batch, Camera, ParticleCloud, Rendering, RgbdFrames, RobotPoints
+from hdvpd.types import (
+    Array,
+    Batch,
+    Bool,
+    Camera,
+    Float,
+    ParticleCloud,
+    PRNGKey,
+    Rendering,
+    RgbdFrames,
+    RobotPoints,
+)
 
 Tree = TypeVar("Tree")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
-from hdvpd.statistics import MIN_SAMPLES
-from hdvpd.tables import Table, bold, plus_minus
+from hdvpd.reporting.statistics import MIN_SAMPLES
+from hdvpd.reporting.tables import Table, bold, plus_minus
 
 _AGAINST = {
     "static_render": "rendering the observed particles unmoved",

@@ -15,10 +15,9 @@ from av.error import FFmpegError
 from imageio.plugins.pyav import PyAVPlugin
 from PIL import Image, ImageDraw, ImageFont
 
-from hdvpd.array_typing import Array, Bool, Float, UInt8
 from hdvpd.errors import UserError
 from hdvpd.geometry import project
-from hdvpd.types import Camera, RobotPoints
+from hdvpd.types import Array, Bool, Camera, Float, RobotPoints, UInt8
 
 PANELS = ("ground truth", "prediction", "particles", "kinematic particles")
 OBSERVED_FRAMES = 2

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Bool, Float, Int, pytree
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.neighbors_host import SEARCHES
+from hdvpd.types import Array, Bool, Float, Int, pytree
 
 Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
 

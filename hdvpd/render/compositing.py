@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float
-from hdvpd.types import Rendering
+from hdvpd.types import Array, Float, Rendering
 
 
 def compositing_weights(

@@ -6,7 +6,7 @@ No gradient flows through sample positions.
 import jax
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, PRNGKey
+from hdvpd.types import Array, Float, PRNGKey
 
 # Width of the proposals around particles [m] and their floor in empty space.
 _PROPOSAL_WIDTH = 0.03

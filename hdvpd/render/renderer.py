@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.array_typing import Array, Bool, Float, Int, JaxArray, PRNGKey
 from hdvpd.config import RenderConfig
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.choice import Kernels
@@ -22,7 +21,7 @@ from hdvpd.layers import LayerNorm, Linear
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import proposal_density, propose, stratified
-from hdvpd.types import ParticleCloud, Rays, Rendering
+from hdvpd.types import Array, Bool, Float, Int, JaxArray, ParticleCloud, PRNGKey, Rays, Rendering
 
 # Chunks per call in which samples are shaded: skipping wastes at most one in this many.
 _NUM_CHUNKS = 16

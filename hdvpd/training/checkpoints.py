@@ -34,8 +34,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import read_toml
 from hdvpd.errors import UserError
-from hdvpd.experiments import read_toml
 from hdvpd.model import Model
 from hdvpd.training.files import explain_write_errors, sync, write_text
 from hdvpd.training.run_folder import scene_from_json

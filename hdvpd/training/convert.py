@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 from hdvpd.config.earlier import converted, is_earlier
+from hdvpd.config.experiments import read_tables, to_toml
 from hdvpd.config.reading import read, toml_lines
 from hdvpd.errors import UserError
-from hdvpd.experiments import read_tables, to_toml
 from hdvpd.training.checkpoints import find_damage, write_digest
 from hdvpd.training.files import write_text
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import hdvpd
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.experiments import to_toml
 from hdvpd.config.settings import entries
 from hdvpd.errors import UserError
-from hdvpd.experiments import to_toml
 from hdvpd.training.files import explain_write_errors, write_text
 
 _LOCK = {".lock"}

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from hdvpd.array_typing import Array, Int, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, learning_rate
-from hdvpd.types import Batch
+from hdvpd.types import Array, Batch, Int, PRNGKey, pytree
 
 Params = Any
 Metrics = dict[str, jax.Array]

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.array_typing import Array, Float, JaxArray, Key, PRNGKey
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.config.settings import Settings
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.types import Array, Float, JaxArray, Key, PRNGKey
 
 Plan = TypeVar("Plan")
 

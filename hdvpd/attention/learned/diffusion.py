@@ -5,12 +5,12 @@ from typing import Annotated
 
 import numpy as np
 
-from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.masks.diffusion import DiffusionMask, diffusion_mask
 from hdvpd.config.settings import Limit
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.learned.walked import WalkSettings
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks
+from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.array_typing import Array, Float, JaxArray, PRNGKey
 from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.learned.walked import WalkSettings
@@ -12,6 +11,7 @@ from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.walks import WalkMask
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
+from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

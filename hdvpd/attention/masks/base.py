@@ -4,8 +4,8 @@ import abc
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float
 
 
 class AbstractMask(abc.ABC):

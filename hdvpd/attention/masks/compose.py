@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Bool, Float, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Bool, Float, pytree
 
 Apply = Callable[[Float[Array, "s d"]], Float[Array, "s d"]]
 

@@ -20,11 +20,11 @@ import scipy.sparse
 import scipy.sparse.linalg
 import scipy.special
 
-from hdvpd.array_typing import Array, Float, JaxArray, is_known, pytree, static
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.types import Array, Float, JaxArray, is_known, pytree, static
 
 Generator = Literal["laplacian", "walk", "adjacency"]
 

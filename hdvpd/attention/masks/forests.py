@@ -12,10 +12,10 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from hdvpd.array_typing import Bool, Float, Int, JaxArray
 from hdvpd.errors import UserError
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.forests import Forest
+from hdvpd.types import Bool, Float, Int, JaxArray
 
 
 def edge_forest(

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.array_typing import Array, Float, is_known, pytree, static
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float, is_known, pytree, static
 
 # Bits per pass over the tokens, a matrix product. Sums and differences of single bits XLA fuses to
 # one loop over all tokens that computes every entry anew: 25 times the time for 4 times the tokens.

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float, pytree
 
 
 @pytree

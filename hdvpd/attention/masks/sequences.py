@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Bool, Float, Int, pytree, static
 from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.types import Array, Bool, Float, Int, pytree, static
 
 # Tokens whose prefix sums are taken at once: about the root of 65k.
 _BLOCK = 256

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.power_series import power_series
 from hdvpd.errors import UserError
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.types import Array, Float, JaxArray, pytree
 
 
 @pytree

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.errors import UserError
+from hdvpd.types import Array, Float, JaxArray, pytree
 
 
 @pytree

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
 from hdvpd.attention.masks.forests import distances
 from hdvpd.errors import UserError
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.forests import Forest, multiply_along_paths, path_sums, put_tokens
+from hdvpd.types import Array, Float, JaxArray, pytree
 
 # Numbers in the largest temporary of a product, one column's at least: 4 MiB of float32.
 _CHUNK_SIZE = 1 << 20

@@ -8,10 +8,10 @@ rows: `walk_rows` for graph random features, `rwgnk_rows` in `hdvpd.attention.ma
 
 import jax.numpy as jnp
 
-from hdvpd.array_typing import Array, Float, JaxArray, pytree
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, check_modulation
+from hdvpd.types import Array, Float, JaxArray, pytree
 
 
 @pytree

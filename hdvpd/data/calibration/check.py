@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.array_typing import Float
 from hdvpd.data.calibration import findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
 from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
@@ -22,6 +21,7 @@ from hdvpd.data.calibration.recording import Sample, Signals, read_sample, sprea
 from hdvpd.data.calibration.views import Moment, world_points
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.types import Float
 
 SCREENING_MOMENTS = 4
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 from scipy.spatial import KDTree
 
-from hdvpd.array_typing import Float
 from hdvpd.data.calibration.views import (
     View,
     nearest_around,
@@ -21,6 +20,7 @@ from hdvpd.data.calibration.views import (
     world_points,
 )
 from hdvpd.errors import UserError, how_to_install
+from hdvpd.types import Float
 
 Backend = Literal["auto", "open3d", "scipy"]
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

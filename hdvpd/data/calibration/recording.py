@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.array_typing import Float, Int, Shaped
 from hdvpd.data.arrays import (
     CAMERA_KEYS,
     JOINT_POSITIONS,
@@ -24,6 +23,7 @@ from hdvpd.data.calibration.views import Moment, View, thin
 from hdvpd.data.schema import EpisodeInfo, ObjectInfo
 from hdvpd.data.store import Dataset
 from hdvpd.kinematics import kinematic_points
+from hdvpd.types import Float, Int, Shaped
 
 MAX_PIXELS = 20_000
 MAX_FRAMES = 256

@@ -13,7 +13,6 @@ import rich.console
 import rich.markup
 import rich.table
 
-from hdvpd import files
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, as_plain
 from hdvpd.data.calibration.check import CameraReport, Report
@@ -24,6 +23,7 @@ from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_s
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.writer import write_json
+from hdvpd.reporting import files
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.array_typing import Float, UInt8
+from hdvpd.types import Float, UInt8
 
 MAX_LAG = 5
 MOVING = 1e-3

@@ -13,12 +13,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hdvpd.array_typing import Float
 from hdvpd.data import pinhole
 from hdvpd.data.importers import conversions
 from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.errors import UserError
+from hdvpd.types import Float
 
 FILE_NAME = "hdvpd_calibration.json"
 VERSION = 1

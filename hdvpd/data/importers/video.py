@@ -14,9 +14,9 @@ import av
 import numpy as np
 from av.error import FFmpegError
 
-from hdvpd.array_typing import Float, Shaped, UInt8
 from hdvpd.data.importers.faults import AGAIN, SourcePlace, diagnosis
 from hdvpd.errors import UserError
+from hdvpd.types import Float, Shaped, UInt8
 
 TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.array_typing import Float
 from hdvpd.data.simulation.scene import (
     ARMS,
     BASES,
@@ -24,6 +23,7 @@ from hdvpd.data.simulation.scene import (
     TOOL_OFFSET,
     SceneDraw,
 )
+from hdvpd.types import Float
 
 REACH = 0.81
 WRIST_HEIGHT = OFFSETS[6] + HAND_OFFSET + TOOL_OFFSET

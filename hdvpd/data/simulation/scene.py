@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.array_typing import Float
 from hdvpd.data.pinhole import looking_at
+from hdvpd.types import Float
 
 ARMS = ("L", "R")
 BASES = {"L": (-0.60, 0.33, -0.02), "R": (-0.60, -0.33, -0.02)}

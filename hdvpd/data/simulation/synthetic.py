@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.array_typing import Float, UInt8
 from hdvpd.data import schema, writer
 from hdvpd.data.pinhole import looking_at, pixel_directions
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.types import Float, UInt8
 
 TABLE_HALF_SIZE = 0.4
 CHECK_SIZE = 0.1

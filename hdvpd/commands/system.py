@@ -1,11 +1,10 @@
-"""The system outside Python: libraries that are missing, and how the C library hands out memory.
+"""Libraries of the system that are missing.
 
 Uses only the standard library, so that the Makefile can run it before anything is installed:
-`python3 -m hdvpd.system simulation open3d` prints the missing packages in one line.
+`python3 -m hdvpd.commands.system simulation open3d` prints the missing packages in one line.
 """
 
 import ctypes
-import os
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -25,32 +24,8 @@ LIBRARIES: Mapping[str, Mapping[str, str]] = {
 EGL_DRIVERS = ("libegl-mesa0", "libgl1-mesa-dri")
 """Packages of the software renderer, for machines whose GPU driver brings no EGL device."""
 
-# <malloc.h> of glibc: parameter, value.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
-_ALLOCATOR = ((_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * 2**20), (_MMAP_MAX, 0))
-
 _PLATFORM_DEVICE = 0x313F  # EGL_PLATFORM_DEVICE_EXT
 _MAX_DEVICES = 16
-
-
-def keep_freed_memory() -> bool:
-    """Let the process keep freed memory for the next step instead of giving it back.
-
-    XLA on a CPU asks for its buffers anew in every step. By default glibc maps large buffers and
-    unmaps them when freed, so that the kernel has to clear every page again in every step: a
-    quarter of the demo's training time went there (`benchmarks/allocator.py`). Peak memory stays;
-    memory between steps does not fall.
-
-    Returns:
-      Whether it was done; other C libraries are left alone.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*setting) == 1 for setting in _ALLOCATOR)
-
-
-def main_memory() -> int:
-    """Return the size of the machine's main memory [bytes]."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def missing_packages(purposes: Iterable[str]) -> list[str]:

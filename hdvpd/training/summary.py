@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
+from hdvpd.config.members import member_names, with_member
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.members import member_names, with_member
+from hdvpd.kernels.memory import main_memory
 from hdvpd.model import Model
-from hdvpd.system import main_memory
-from hdvpd.tables import Table
+from hdvpd.reporting.tables import Table
 from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
 DEFAULT_ROBOT_POINTS = 84

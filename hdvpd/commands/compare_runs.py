@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax import nnx
 
 import hdvpd.train
 from hdvpd.config import Config
+from hdvpd.config.experiments import load_config
+from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -38,13 +39,12 @@ from hdvpd.evaluation.comparison import (
     summarize_comparison,
     to_markdown,
 )
-from hdvpd.evaluation.curves import REFERENCE, Scores, plain_numbers, to_json, to_png
+from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run
+from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
-from hdvpd.experiments import load_config
-from hdvpd.members import member_names, with_member
-from hdvpd.system import keep_freed_memory
+from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, find_damage
 from hdvpd.training.files import write_text
 from hdvpd.training.run_folder import require_same_run
@@ -304,47 +304,6 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
     )
     write_text(file, scores_to_json(result.scores, made_from))
     return result.scores
-
-
-def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
-    """Write scores so that `read_scores` gives them back.
-
-    Args:
-      scores: of a run.
-      made_from: what decides them.
-    """
-    arrays = {
-        name: np.array(plain_numbers(values.ravel()), object).reshape(values.shape).tolist()
-        for name, values in (("images", scores.images), ("depth", scores.depth))
-    }
-    names = {key: getattr(scores, key) for key in ("name", "cameras", "episodes", "predictors")}
-    return json.dumps({"made_from": made_from, **names, **arrays}, allow_nan=False) + "\n"
-
-
-def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
-    """Read scores, if they are those asked for.
-
-    Args:
-      file: written with `scores_to_json`.
-      made_from: what decides the scores.
-
-    Returns:
-      The scores; None if there are none or they were made from something else.
-    """
-    try:
-        kept = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    if kept.get("made_from") != json.loads(json.dumps(made_from)):
-        return None
-    return Scores(
-        name=kept["name"],
-        cameras=tuple(kept["cameras"]),
-        episodes=tuple(kept["episodes"]),
-        predictors=tuple(kept["predictors"]),
-        images=np.array(kept["images"], np.float64),
-        depth=np.array(kept["depth"], np.float64),
-    )
 
 
 def _read_numbers(file: Path, kind: str, key: str) -> tuple[float, ...]:

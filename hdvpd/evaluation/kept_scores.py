@@ -1,0 +1,51 @@
+"""Scores beside the run that they are of, kept so that no checkpoint is scored twice."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdvpd.evaluation.curves import Scores, plain_numbers
+
+
+def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
+    """Write scores so that `read_scores` gives them back.
+
+    Args:
+      scores: of a run.
+      made_from: what decides them.
+    """
+    arrays = {
+        name: np.array(plain_numbers(values.ravel()), object).reshape(values.shape).tolist()
+        for name, values in (("images", scores.images), ("depth", scores.depth))
+    }
+    names = {key: getattr(scores, key) for key in ("name", "cameras", "episodes", "predictors")}
+    return json.dumps({"made_from": made_from, **names, **arrays}, allow_nan=False) + "\n"
+
+
+def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
+    """Read scores, if they are those asked for.
+
+    Args:
+      file: written with `scores_to_json`.
+      made_from: what decides the scores.
+
+    Returns:
+      The scores; None if there are none or they were made from something else.
+    """
+    try:
+        kept = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    if kept.get("made_from") != json.loads(json.dumps(made_from)):
+        return None
+    return Scores(
+        name=kept["name"],
+        cameras=tuple(kept["cameras"]),
+        episodes=tuple(kept["episodes"]),
+        predictors=tuple(kept["predictors"]),
+        images=np.array(kept["images"], np.float64),
+        depth=np.array(kept["depth"], np.float64),
+    )

@@ -1,0 +1,1 @@
+"""What is written for people and kept: durable files, tables, means with their intervals."""
