@@ -1,3 +1,41 @@
-"""High-Density Visual Particle Dynamics: learned 3-D world models from robot RGB-D video."""
+"""High-Density Visual Particle Dynamics: learned 3-D world models from robot RGB-D video.
+
+What a script needs is here by its own name (docs/api.md), and loaded when it is first asked for:
+`import hdvpd` alone loads nothing. Type checkers read the same names in `__init__.pyi`.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Camera": "types",
+    "Config": "config",
+    "Dataset": "data.store",
+    "Model": "model",
+    "ParticleCloud": "types",
+    "RgbdFrames": "types",
+    "RobotPoints": "types",
+    "UserError": "errors",
+    "eval": "",
+    "load_config": "config.experiments",
+    "load_model": "training.checkpoints",
+    "train": "",
+}
+"""The module of every public name, below hdvpd; none for a module's own name."""
+
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hdvpd' has no attribute {name!r}", name=name, obj=None)
+    home = _HOMES[name]
+    if not home:
+        return importlib.import_module(f"hdvpd.{name}")
+    return getattr(importlib.import_module(f"hdvpd.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
