@@ -107,12 +107,12 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
             model(params).white_targets(last_observed),
             config.train.num_rays,
             config.train.moving_ray_weight,
-            key,
+            key[None],
         )
     )(params)
     one_ray_group = jax.tree.map(lambda x: x[0, :1], rays)
     one_cloud = jax.tree.map(lambda x: x[None], current)
-    render = jax.jit(lambda params, cloud: model(params).renderer(cloud, one_ray_group, key))
+    render = jax.jit(lambda params, cloud: model(params).renderer(cloud, one_ray_group, key[None]))
     times["render"] = calls * best_of(render, params, one_cloud, repeats=repeats)
 
     loss = jax.jit(lambda params: model(params).loss(batch, key).mean())

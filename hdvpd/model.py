@@ -19,6 +19,8 @@ from hdvpd.types import (
     Camera,
     Float,
     Int,
+    JaxArray,
+    Key,
     ParticleCloud,
     PRNGKey,
     Rays,
@@ -90,7 +92,8 @@ class Model(nnx.Module):
         """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples."""
         with jax.named_scope("render"):
             clouds, groups = jax.tree.map(lambda x: x[None], (cloud, rays))
-            return jax.tree.map(lambda x: x[0], self.renderer(clouds, groups, key))
+            keys = None if key is None else key[None]
+            return jax.tree.map(lambda x: x[0], self.renderer(clouds, groups, keys))
 
     def white_targets(self, frames: RgbdFrames) -> Float[Array, "*batch h w 3"]:
         """Return the frames' colours in [0, 1], white wherever nothing can be rendered."""
@@ -98,7 +101,12 @@ class Model(nnx.Module):
         return white_targets(rgb, frames.depth_m, frames.camera, *self._visible)
 
     def loss(
-        self, batch: Batch, key: PRNGKey, *, moving_ray_weight: float | None = None
+        self,
+        batch: Batch,
+        key: PRNGKey,
+        *,
+        moving_ray_weight: float | None = None,
+        first_window: int | Int[Array, ""] = 0,
     ) -> Float[Array, "s"]:
         """Return the ray loss of every predicted step of a batch (docs/equations.md, Training).
 
@@ -106,9 +114,16 @@ class Model(nnx.Module):
           batch: windows.
           key: draws particles, rays and samples along them.
           moving_ray_weight: as in `TrainConfig`; None takes that of the training.
+          first_window: place of the first window in a larger batch of which this is a part. What a
+            window draws is a function of the key and its place, so that a batch may be computed in
+            parts, on one device or several, with the same draws.
         """
         size = batch.start.shape[0]
-        encode_key, ray_key, sample_key, rollout_key = jax.random.split(key, 4)
+        places = first_window + jnp.arange(size)
+        encode_keys, ray_keys, sample_keys, rollout_keys = (
+            jax.vmap(jax.random.fold_in, (None, 0))(kind, places)
+            for kind in jax.random.split(key, 4)
+        )
 
         def predict(
             frames: RgbdFrames, robot: RobotPoints, encode_key: PRNGKey, rollout_key: PRNGKey
@@ -118,8 +133,7 @@ class Model(nnx.Module):
             previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
             return self.rollout(previous, current, robot, rollout_key)
 
-        keys = (jax.random.split(key, size) for key in (encode_key, rollout_key))
-        clouds = jax.vmap(predict)(batch.frames, batch.robot, *keys)
+        clouds = jax.vmap(predict)(batch.frames, batch.robot, encode_keys, rollout_keys)
         future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
         last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
         train = self.config.train
@@ -129,14 +143,15 @@ class Model(nnx.Module):
             self.white_targets(last_observed),
             train.num_rays,
             train.moving_ray_weight if moving_ray_weight is None else moving_ray_weight,
-            ray_key,
+            ray_keys,
         )
         steps = target.shape[1]
         with jax.named_scope("render"):
             clouds, rays = jax.tree.map(
                 lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays)
             )
-            rendering = self.renderer(clouds, rays, sample_key)
+            keys = jax.vmap(lambda window: jax.random.split(window, steps))(sample_keys)
+            rendering = self.renderer(clouds, rays, keys.reshape(-1))
         return ray_l2(rendering.rgb.reshape(target.shape), target)
 
 
@@ -150,7 +165,7 @@ def sample_rays(
     last_observed: Float[Array, "b 1 v h w 3"],
     num_rays: int,
     moving_ray_weight: float,
-    key: PRNGKey,
+    keys: Key[JaxArray, "b"],
 ) -> tuple[Rays, Float[Array, "b s r 3"]]:
     """Draw pixels over all views, independently per window and step.
 
@@ -160,7 +175,7 @@ def sample_rays(
       last_observed: whitened colours of the last observed frame.
       num_rays: per window and step.
       moving_ray_weight: how much likelier a moving pixel is drawn than another (1: uniform).
-      key: draws the pixels.
+      keys: each draws the pixels of a window.
 
     Returns:
       Rays with axes (b s r) and the colours they should see.
@@ -168,7 +183,7 @@ def sample_rays(
     *batch, _views, height, width, _ = target.shape
     moving = (jnp.abs(target - last_observed) > _MOVING_THRESHOLD).any(-1)
     weights = jnp.where(moving.reshape(*batch, -1), moving_ray_weight, 1.0)
-    drawn = _draw(weights, num_rays, key)
+    drawn = jax.vmap(lambda w, key: _draw(w, num_rays, key))(weights, keys)
     view, pixel = drawn // (height * width), drawn % (height * width)
     centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
 
@@ -188,11 +203,11 @@ def sample_rays(
     return rays, jnp.take_along_axis(flat, drawn[..., None], axis=2)
 
 
-def _draw(weights: Float[Array, "b s a"], count: int, key: PRNGKey) -> Int[Array, "b s r"]:
+def _draw(weights: Float[Array, "s a"], count: int, key: PRNGKey) -> Int[Array, "s r"]:
     """Draw indices with replacement, with probabilities proportional to weights."""
     cdf = jnp.cumsum(weights, axis=-1)
     uniform = jax.random.uniform(key, (*weights.shape[:-1], count)) * cdf[..., -1:]
-    find = jax.vmap(jax.vmap(lambda c, u: jnp.searchsorted(c, u, side="right")))
+    find = jax.vmap(lambda c, u: jnp.searchsorted(c, u, side="right"))
     # Rounding may put the largest draw at the end of the distribution.
     return jnp.minimum(find(cdf, uniform), weights.shape[-1] - 1).astype(jnp.int32)
 

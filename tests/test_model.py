@@ -171,7 +171,7 @@ def test_sampled_rays_run_through_the_pixels_of_their_targets(batch, key):
     pose = future.camera.camera_to_world.at[..., 0, 3].add(shift)
     camera = dataclasses.replace(future.camera, camera_to_world=pose)
     future = dataclasses.replace(future, camera=camera)
-    rays, colours = jitted_rays(future, target, target[:, :1], 40, 1.0, key)
+    rays, colours = jitted_rays(future, target, target[:, :1], 40, 1.0, jax.random.split(key))
     colours = np.asarray(colours).astype(int)
     every = jax.tree.map(
         np.asarray, jax.vmap(jax.vmap(jax.vmap(lambda c: pixel_rays(c, HEIGHT, WIDTH))))(camera)
@@ -188,7 +188,7 @@ def test_sampled_rays_run_through_the_pixels_of_their_targets(batch, key):
 def test_rays_are_uniform_over_all_pixels_of_both_cameras(batch, key):
     future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
     target, num_rays = numbered_target(batch), 40_000
-    _, colours = jitted_rays(future, target, target[:, :1], num_rays, 1.0, key)
+    _, colours = jitted_rays(future, target, target[:, :1], num_rays, 1.0, jax.random.split(key))
     colours = np.asarray(colours).astype(int)
     cell = (colours[..., 0] % 10) * HEIGHT * WIDTH + colours[..., 1] * WIDTH + colours[..., 2]
     counts = np.stack(
@@ -209,7 +209,7 @@ def test_moving_pixels_are_drawn_as_much_more_often_as_asked(batch, key):
     target[..., :4, :, 1] = 0.11  # a third of the rows moves
     target[..., 4:8, :, 2] = 0.09  # below the threshold
     num_rays = 20_000
-    _, colours = jitted_rays(future, target, before, num_rays, 4.0, key)
+    _, colours = jitted_rays(future, target, before, num_rays, 4.0, jax.random.split(key))
     share = (np.asarray(colours)[..., 1] > 0.1).mean(-1)
     expected = 4 / (4 + 2)
     error = np.sqrt(expected * (1 - expected) / num_rays)
@@ -255,7 +255,7 @@ def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step
         per_step = module.loss(batch, key)
         # Reconstruction: encode the last observed frame as the loss does and render it.
         encode_key = jax.random.split(key, 4)[0]
-        keys = [jax.random.split(k)[1] for k in jax.random.split(encode_key, 2)]
+        keys = [jax.random.split(jax.random.fold_in(encode_key, b))[1] for b in range(2)]
         errors = []
         for b in range(2):
             frames = jax.tree.map(lambda x, b=b: x[b, 1], batch.frames)

@@ -182,6 +182,23 @@ def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkey
     assert weights == [4.0, 1.0]
 
 
+def test_a_batch_in_parts_has_the_loss_of_the_whole():
+    batch = jax.tree.map(jnp.asarray, scenes.make_batch(3, 4, 12, 16))
+    graphdef, params = scenes.random_params(lambda: Model(CONFIG, scenes.SCENE, rngs=nnx.Rngs(0)))
+
+    @jax.jit
+    def loss(batch, first):
+        return scenes.apply(graphdef, params).loss(batch, KEY, first_window=first)
+
+    with jax.debug_key_reuse(False):
+        whole = loss(batch, 0)
+        parts = [loss(jax.tree.map(lambda x, i=i: x[i : i + 1], batch), i) for i in range(3)]
+        moved = loss(jax.tree.map(lambda x: x[:1], batch), 1)
+    np.testing.assert_allclose(whole, np.mean(parts, axis=0), rtol=1e-5)
+    # A window that stands elsewhere in the batch draws otherwise.
+    assert np.abs(moved - parts[0]).max() > 1e-5
+
+
 def test_host_and_xla_agree_on_the_loss(trainer, batch, four_steps):
     # One search for both: static points seen twice tie, and searches may break ties differently.
     _, _, _, validate = trainer

@@ -21,7 +21,18 @@ from hdvpd.layers import LayerNorm, Linear
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import proposal_density, propose, stratified
-from hdvpd.types import Array, Bool, Float, Int, JaxArray, ParticleCloud, PRNGKey, Rays, Rendering
+from hdvpd.types import (
+    Array,
+    Bool,
+    Float,
+    Int,
+    JaxArray,
+    Key,
+    ParticleCloud,
+    PRNGKey,
+    Rays,
+    Rendering,
+)
 
 # Chunks per call in which samples are shaded: skipping wastes at most one in this many.
 _NUM_CHUNKS = 16
@@ -73,18 +84,20 @@ class Renderer(nnx.Module):
         self.knn_backend: Backend = knn_backend
         self.kernels: Kernels = kernels
 
-    def __call__(self, clouds: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
+    def __call__(
+        self, clouds: ParticleCloud, rays: Rays, keys: Key[JaxArray, "g"] | None
+    ) -> Rendering:
         """Render rays of every group.
 
         Args:
           clouds: one cloud per group, axes (g).
           rays: axes (g r).
-          key: jitters the training samples; None places the evaluation samples at mid-points.
+          keys: each jitters a group's training samples; None places the evaluation samples at
+            mid-points.
 
         Returns:
           Colour, depth and opacity, axes (g r).
         """
-        keys = None if key is None else jax.random.split(key, rays.z_scale.shape[0])
         tdist = jax.vmap(self._place_samples)(clouds, rays, keys)
         queries = rays.origins[:, :, None] + tdist[..., None] * rays.directions[:, :, None]
         rgb, density = self._shade(clouds, queries)
