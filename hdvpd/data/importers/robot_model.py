@@ -95,6 +95,7 @@ class RobotModel:
     Attributes:
       links: that the data move, and the tools fixed to them, from the root on.
       report: how joints were matched, for people.
+      text: the kinematic part of the model, URDF or MJCF.
     """
 
     def __init__(self, text: str, file: Path, joints: Sequence[Joint]) -> None:
@@ -110,17 +111,11 @@ class RobotModel:
           UserError: MuJoCo is not installed.
         """
         self._file = file
-        self._mujoco = _load_mujoco()
-        kinematics, self._mimics = _kinematics_only(text, file)
-        try:
-            with _without_log(self._mujoco):
-                self._model = self._mujoco.MjModel.from_xml_string(kinematics)
-        except ValueError as error:
-            raise UnusableRobotError(
-                f"{file}: MuJoCo cannot compile the robot model ({' '.join(str(error).split())}). "
-                "Give --robot a URDF or MJCF of the robot."
-            ) from error
+        self.text, self._mimics = kinematics_only(text, file)
+        self._mujoco = load_mujoco()
+        self._model = compile_kinematics(self.text, file)
         self._data = self._mujoco.MjData(self._model)
+        self._num_columns = len(joints)
         self._columns = self._match(joints)
         self.links = self._moving_links(joints)
         self._bodies = [self._model.body(link.name).id for link in self.links]
@@ -158,6 +153,13 @@ class RobotModel:
                 "numbers of its joints and origins."
             )
         return base_to_world @ poses
+
+    def moves(self) -> tuple[dict[str, list[float]], ...]:
+        """Say for every column which joints of the model it moves, with factor and offset."""
+        moves: list[dict[str, list[float]]] = [{} for _ in range(self._num_columns)]
+        for name, (column, factor, offset) in self._moved.items():
+            moves[column][name] = [factor, offset]
+        return tuple(moves)
 
     def skeleton(self, joints: Sequence[Joint]) -> dict[str, Any]:
         """Describe kinematic points for dataset.json: every link, and segments from far parents."""
@@ -257,7 +259,12 @@ def read_robot_file(file: Path) -> str:
         raise UserError(f"--robot {file}: it cannot be read as text ({error}).") from error
 
 
-def _load_mujoco() -> Any:
+def load_mujoco() -> Any:
+    """Import MuJoCo; nothing is rendered with it here.
+
+    Raises:
+      UserError: it is not installed.
+    """
     try:
         import mujoco
     except ImportError as error:
@@ -266,6 +273,24 @@ def _load_mujoco() -> Any:
             f"{how_to_install('sim')}."
         ) from error
     return mujoco
+
+
+def compile_kinematics(text: str, file: Path) -> Any:
+    """Compile what `kinematics_only` returned; `file` is named in messages.
+
+    Raises:
+      UnusableRobotError: MuJoCo refuses it.
+      UserError: MuJoCo is not installed.
+    """
+    mujoco = load_mujoco()
+    try:
+        with _without_log(mujoco):
+            return mujoco.MjModel.from_xml_string(text)
+    except ValueError as error:
+        raise UnusableRobotError(
+            f"{file}: MuJoCo cannot compile the robot model ({' '.join(str(error).split())}). "
+            "Give --robot a URDF or MJCF of the robot."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -279,7 +304,19 @@ def _without_log(mujoco: Any) -> Iterator[None]:
         mujoco.set_mju_user_warning(before)
 
 
-def _kinematics_only(text: str, file: Path) -> tuple[str, dict[str, Mimic]]:
+def kinematics_only(text: str, file: Path) -> tuple[str, dict[str, Mimic]]:
+    """Strip a robot model of all but its kinematic tree.
+
+    Args:
+      text: URDF or MJCF.
+      file: where it came from, for messages.
+
+    Returns:
+      The rest, in the same language, and the joints of a URDF that follow others.
+
+    Raises:
+      UnusableRobotError: it is no robot model.
+    """
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, RecursionError) as error:

@@ -16,6 +16,8 @@ import rich.console
 
 import hdvpd
 from hdvpd.data import episode_pool, schema, store, writer
+from hdvpd.data.importers.robot_model import kinematics_only
+from hdvpd.data.robot import ROBOT_FILE, describe_robot
 from hdvpd.data.simulation import scene
 from hdvpd.data.simulation.clip import (
     RATE_HZ,
@@ -169,7 +171,15 @@ def _begin(job: _Job, *, complete: bool) -> None:
             "--out, or remove it."
         )
     writer.make_dataset(job.out)
+    # First, so that no data set is ever without it.
+    writer.write_json(job.out / ROBOT_FILE, robot())
     writer.write_json(file, wanted)
+
+
+def robot() -> dict[str, Any]:
+    """Describe the two arms for robot.json."""
+    text, _ = kinematics_only(scene.robot_xml(), Path("scene.py"))
+    return describe_robot(scene.robot_description(), text, scene.joint_moves())
 
 
 def _require_same(found: Any, wanted: dict[str, Any], file: Path, *, complete: bool) -> None:

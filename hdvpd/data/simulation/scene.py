@@ -139,6 +139,22 @@ def robot_description() -> dict[str, object]:
     }
 
 
+def robot_xml() -> str:
+    """Write the two arms alone, as MJCF."""
+    return f"""<mujoco model="bimanual"><compiler angle="radian" autolimits="true"/>
+<default><default class="arm"/></default>
+<worldbody>{_arm_xml("L")}{_arm_xml("R")}</worldbody></mujoco>"""
+
+
+def joint_moves() -> tuple[dict[str, tuple[float, float]], ...]:
+    """Say for every joint of `joint_names` which hinges or slides follow it, factor and offset."""
+    return tuple(
+        {f"{name}_{side}": (1.0, 0.0) for side in "lr"} if name.endswith("grip")
+        else {name: (1.0, 0.0)}
+        for name in joint_names()
+    )  # fmt: skip
+
+
 def scene_xml(draw: SceneDraw, height: int, width: int) -> str:
     """Write the scene of one clip, for images of a height and width [px], as MJCF."""
     return f"""<mujoco model="bimanual">

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data import schema, writer
+from hdvpd.data.importers.robot_model import kinematics_only
 from hdvpd.data.pinhole import looking_at, pixel_directions
+from hdvpd.data.robot import ROBOT_FILE, describe_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.types import Float, UInt8
@@ -73,6 +75,7 @@ def write_synthetic_dataset(
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
     writer.make_dataset(path)
+    writer.write_json(path / ROBOT_FILE, robot())
     writer.write_json(path / "dataset.json", describe(height, width))
     for number in range(episodes):
         rng = np.random.default_rng([seed, number])
@@ -255,6 +258,20 @@ def _object_poses(links: np.ndarray, resting: Spheres) -> np.ndarray:
     poses[:, 0, :3, 3] = links[:, -1, :3, 3] + np.array(BALL_OFFSET)[None]
     poses[:, 1:, :3, 3] = resting.centers[None]
     return poses
+
+
+def robot() -> dict[str, Any]:
+    """Describe the two-link arm for robot.json."""
+    axis = 'type="hinge" axis="0 0 1"'
+    reach, base = LINK_LENGTHS, " ".join(map(str, BASE))
+    limits = 'range="-1.5 1.5" limited="true"', 'range="-1.5 2" limited="true"'
+    model = f"""<mujoco model="two-link"><compiler angle="radian"/><worldbody>
+<body name="base" pos="{base}"><joint name="shoulder" {axis} {limits[0]}/>
+<body name="elbow" pos="{reach[0]} 0 0"><joint name="elbow" {axis} {limits[1]}/>
+<site name="tcp" pos="{reach[1]} 0 0"/></body></body></worldbody></mujoco>"""
+    text, _ = kinematics_only(model, Path("synthetic.py"))
+    moves = [{"shoulder": (1.0, 0.0)}, {"elbow": (1.0, 0.0)}, {}]
+    return describe_robot(describe(1, 1)["robot"], text, moves)
 
 
 def describe(height: int, width: int) -> Mapping[str, Any]:

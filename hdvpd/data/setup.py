@@ -1,0 +1,135 @@
+"""What a model in use needs to know of its data besides images: robot, cameras, pace.
+
+A run keeps it in `setup.json`, so that the run folder alone is enough for rollouts of any actions.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, camera_array
+from hdvpd.data.robot import Robot, read_robot
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
+from hdvpd.types import Camera, Float
+
+SETUP_FILE = "setup.json"
+FORMAT, VERSION = "hdvpd-setup", 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Robot, cameras and pace of a data set.
+
+    Attributes:
+      rate_hz: control steps per second.
+      joints: names, in the order of joint arrays.
+      max_step: the largest change that was ever commanded in one control step, by joint, in the
+        training data; infinite where nothing is known.
+      cameras: as they stood in the first frame of the first training episode, by name, for images
+        of `sizes`.
+      sizes: height and width of each camera's images [px].
+      mounts: the link that carries a camera, for those that do not stand still.
+      robot: its model, or None where the data have none.
+    """
+
+    rate_hz: float
+    joints: tuple[str, ...]
+    max_step: Float[np.ndarray, "j"]
+    cameras: Mapping[str, Camera]
+    sizes: Mapping[str, tuple[int, int]]
+    mounts: Mapping[str, str]
+    robot: Robot | None
+
+
+def describe_setup(dataset: Dataset) -> dict[str, Any]:
+    """Collect what `read_setup` reads from a data set.
+
+    Args:
+      dataset: that a model is trained on.
+
+    Returns:
+      Plain values.
+
+    Raises:
+      UserError: an array or the robot model is damaged.
+    """
+    train = dataset.split("train") or dataset.episodes
+    robot = read_robot(dataset.path)
+    cameras = {}
+    for name, info in dataset.info.cameras.items():
+        keys = ("intrinsics", "camera_to_world")
+        values = dataset.read_many(train[0].number, [camera_array(name, k) for k in keys], 0, 1)
+        matrices = {k: values[camera_array(name, k)] for k in keys}
+        still = {k: (m[0] if m.ndim == 3 else m).tolist() for k, m in matrices.items()}
+        cameras[name] = {"height": info.height, "width": info.width, "mount": info.mount, **still}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "rate_hz": dataset.rate_hz,
+        "joints": list(dataset.robot.joints),
+        "max_step": _largest_steps(dataset, [e.number for e in train]).tolist(),
+        "cameras": cameras,
+        "robot": None if robot is None else robot.description,
+    }
+
+
+def read_setup(folder: Path) -> Setup | None:
+    """Read the setup that a run keeps, or None if it keeps none.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    file = folder / SETUP_FILE
+    if not file.is_file():
+        return None
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT or raw["version"] != VERSION:
+            raise ValueError(f"its format is {raw['format']!r}, version {raw['version']!r}")
+        return parse_setup(raw, file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error!r}). Delete it: it is then made again from the data "
+            "set that the run's config.toml names."
+        ) from error
+
+
+def parse_setup(raw: Mapping[str, Any], file: Path) -> Setup:
+    """Read what `describe_setup` returned; `file` is named in messages.
+
+    Raises:
+      UserError: the robot model is of another format.
+      KeyError: something is missing.
+    """
+    cameras = raw["cameras"]
+    return Setup(
+        rate_hz=float(raw["rate_hz"]),
+        joints=tuple(raw["joints"]),
+        max_step=np.array(raw["max_step"], np.float64),
+        cameras={
+            name: Camera(
+                np.array(camera["intrinsics"], np.float32),
+                np.array(camera["camera_to_world"], np.float32),
+            )
+            for name, camera in cameras.items()
+        },
+        sizes={name: (camera["height"], camera["width"]) for name, camera in cameras.items()},
+        mounts={n: camera["mount"] for n, camera in cameras.items() if camera["mount"] != "world"},
+        robot=None if raw["robot"] is None else Robot(raw["robot"], file),
+    )
+
+
+def _largest_steps(dataset: Dataset, episodes: list[int]) -> Float[np.ndarray, "j"]:
+    """Return the largest change per joint from where it is to where it is told to be next."""
+    largest = np.zeros(len(dataset.robot.joints))
+    for number in episodes:
+        values = dataset.read_many(number, [JOINT_POSITIONS, JOINT_TARGETS])
+        positions, targets = values[JOINT_POSITIONS], values[JOINT_TARGETS]
+        between = np.abs(np.diff(targets, axis=0, prepend=positions[:1]))
+        largest = np.fmax(largest, between.max(axis=0))
+    return largest

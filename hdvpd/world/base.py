@@ -1,0 +1,392 @@
+"""Load a trained model and use it: observe, roll out any joint targets, render any camera."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
+from hdvpd.data.pinhole import scale_intrinsics
+from hdvpd.data.robot import Robot
+from hdvpd.data.setup import Setup, describe_setup, parse_setup, read_setup
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
+from hdvpd.errors import UserError
+from hdvpd.eval import find_runs, require_scene
+from hdvpd.model import Model, render_image
+from hdvpd.training.checkpoints import load_model
+from hdvpd.types import (
+    Array,
+    Camera,
+    Float,
+    ParticleCloud,
+    Rendering,
+    RgbdFrames,
+    RobotPoints,
+    UInt8,
+)
+from hdvpd.world.actions import check_actions, check_joints
+from hdvpd.world.frames import as_frames
+from hdvpd.world.future import Future, Images
+from hdvpd.world.state import State, find_camera, observed_colors
+
+
+def load(run: str | Path = "runs/demo", step: int | None = None) -> "World":
+    """Load a trained model.
+
+    Args:
+      run: folder of a run, or the name of one in `runs/`.
+      step: which checkpoint; by default the newest sound one.
+
+    Returns:
+      The model, ready to be used.
+
+    Raises:
+      UserError: there is no such run, or it has no such or no sound checkpoint.
+    """
+    (folder,) = find_runs([Path(run)]).values()
+    model, config, scene, step = load_model(folder, step)
+    setup = read_setup(folder)
+    if setup is None or setup.robot is None:
+        setup = _setup_of_data(config) or setup
+    return World(model, config, scene, step, folder, setup)
+
+
+class World:
+    """A trained model in use. Every method is compiled once per shape of its arrays.
+
+    Attributes:
+      model: the neural network.
+      config: it was trained with.
+      scene: number of kinematic points and workspace box.
+      step: training steps of the checkpoint.
+      folder: of the run.
+      setup: robot, cameras and pace of the data, or None where neither run nor data tell.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        scene: SceneSpec,
+        step: int,
+        folder: Path,
+        setup: Setup | None,
+    ) -> None:
+        """Compile nothing yet; `load` is the usual way here."""
+        self.model, self.config, self.scene = model, config, scene
+        self.step, self.folder, self.setup = step, folder, setup
+        graphdef = nnx.graphdef(model)
+        self._params = nnx.state(model)
+
+        @jax.jit
+        def encode(params: Any, frames: RgbdFrames, key: Array) -> ParticleCloud:
+            return nnx.merge(graphdef, params).encode(frames, key)
+
+        @jax.jit
+        def rollout(
+            params: Any,
+            previous: ParticleCloud,
+            current: ParticleCloud,
+            robot: RobotPoints,
+            key: Any,
+        ) -> ParticleCloud:
+            one = functools.partial(nnx.merge(graphdef, params).rollout, previous, current)
+            return jax.vmap(one, in_axes=(0, None))(robot, key)
+
+        @functools.partial(jax.jit, static_argnums=(3, 4))
+        def render(
+            params: Any, cloud: ParticleCloud, camera: Camera, height: int, width: int
+        ) -> Rendering:
+            return render_image(nnx.merge(graphdef, params), cloud, camera, height, width)
+
+        self._encode, self._rollout, self._render = encode, rollout, render
+
+    @property
+    def robot(self) -> Robot:
+        """The robot's kinematics.
+
+        Raises:
+          UserError: neither the run nor its data set holds a robot model.
+        """
+        if self.setup is None or self.setup.robot is None:
+            raise UserError(
+                f"The run {self.folder} has no robot model, so joint targets cannot become "
+                "kinematic points. Add one to its data set: hdvpd data robot "
+                f"{self.config.data.path} --robot FILE (a URDF or MJCF); the run finds it there."
+            )
+        return self.setup.robot
+
+    @property
+    def cameras(self) -> Mapping[str, Camera]:
+        """Cameras of the training data by name, for images of `size`; empty if unknown."""
+        if self.setup is None:
+            return {}
+        chosen = self.config.data.cameras or tuple(self.setup.cameras)
+        return {
+            name: _scaled(self.setup.cameras[name], self.setup.sizes[name], self.size)
+            for name in chosen
+        }
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images that the model was trained with [px]."""
+        return self.config.data.height, self.config.data.width
+
+    def observe(
+        self,
+        rgb: UInt8[np.ndarray, "2 v h w 3"],
+        depth_m: Float[np.ndarray, "2 v h w"],
+        cameras: Mapping[str, Camera],
+        joints: Float[np.ndarray, "2 j"],
+        *,
+        seed: int | None = None,
+    ) -> State:
+        """Encode two observed time steps, one control step apart.
+
+        Args:
+          rgb: colours 0..255 of every camera, resized to the model's size if they differ.
+          depth_m: planar depth [m]; 0, NaN and inf are invalid.
+          cameras: one per view, in order: intrinsics (3, 3) for the images as given and
+            camera-to-world pose (4, 4) [m], or both with a leading axis of the two steps.
+          joints: measured values in the units and the order of the training data.
+          seed: draws the particles; by default `eval.seed`.
+
+        Returns:
+          The state.
+
+        Raises:
+          UserError: shapes do not fit, something is not finite, or there is no robot model.
+        """
+        values = np.asarray(joints, np.float32)
+        check_joints(self.robot, values, what="joints")
+        if len(values) != OBSERVED_FRAMES:
+            raise UserError(f"joints has {len(values)} rows; give those of the two observed steps.")
+        frames = as_frames(rgb, depth_m, cameras, self.size)
+        mounts = {} if self.setup is None else self.setup.mounts
+        kept = {name: link for name, link in mounts.items() if name in cameras}
+        return self._encoded(
+            frames, self.robot.points(values), values, tuple(cameras), kept, (0, 0), seed
+        )
+
+    def state_from(
+        self,
+        dataset: str | Path | Dataset,
+        episode: int,
+        start: int = 0,
+        *,
+        seed: int | None = None,
+    ) -> State:
+        """Encode two frames of an episode.
+
+        Args:
+          dataset: a native data set of the same robot and workspace.
+          episode: its number.
+          start: the first of the two frames.
+          seed: draws the particles; by default `eval.seed`, as in an evaluation.
+
+        Raises:
+          UserError: the data set does not fit the model, or the episode is too short.
+        """
+        data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        require_scene(self.scene, data, self.config, self.folder)
+        batch = read_window(data, episode, start, OBSERVED_FRAMES, self.config.data)
+        joints = data.read_many(episode, [JOINT_POSITIONS], start, OBSERVED_FRAMES)
+        names = select_cameras(data, self.config.data)
+        mounts = {n: data.info.cameras[n].mount for n in names if n in data.moving_cameras}
+        source = (episode, start)
+        return self._encoded(
+            batch.frames, batch.robot, joints[JOINT_POSITIONS], names, mounts, source, seed
+        )
+
+    def recorded_targets(
+        self, dataset: str | Path | Dataset, episode: int, start: int, steps: int
+    ) -> Float[np.ndarray, "s j"]:
+        """Read the joint targets that followed the state of the same episode and start.
+
+        Raises:
+          UserError: the episode is too short.
+        """
+        data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        _require_length(data, episode, start, steps)
+        first = start + OBSERVED_FRAMES - 1
+        return data.read(episode, JOINT_TARGETS, first, steps)
+
+    def recorded_points(
+        self, dataset: str | Path | Dataset, episode: int, start: int, steps: int
+    ) -> RobotPoints:
+        """Read the planned kinematic points that followed a state, axes (s); needs no robot model.
+
+        Raises:
+          UserError: the episode is too short.
+        """
+        data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        _require_length(data, episode, start, steps)
+        robot = read_robot(data, episode, start, OBSERVED_FRAMES + steps)
+        return jax.tree.map(lambda x: x[OBSERVED_FRAMES:], robot)
+
+    def rollout(
+        self,
+        state: State,
+        joint_targets: Float[Array, "*batch j"],
+        *,
+        chunk: int = 1,
+        features: bool = True,
+        seed: int | None = None,
+    ) -> Future:
+        """Predict what follows if the robot is sent along joint targets.
+
+        Args:
+          state: to start from.
+          joint_targets: row k is commanded for predicted step k, in the units and the order of the
+            training data; axes (s j), or (b s j) for several plans.
+          chunk: plans that are computed at once: more take more memory and, on a GPU, less time.
+          features: keep the particles' features, without which nothing can be rendered.
+          seed: draws what the dynamics draws; by default `eval.seed`.
+
+        Returns:
+          Predictions, with an axis of plans if the targets have one.
+
+        Raises:
+          UserError: targets of another shape, not finite or outside the robot's limits, or no
+            robot model.
+        """
+        targets = np.asarray(joint_targets, np.float32)
+        check_actions(self.robot, targets)
+        future = self.rollout_points(
+            state, self.robot.points(targets), chunk=chunk, features=features, seed=seed
+        )
+        return dataclasses.replace(future, joint_targets=targets)
+
+    def rollout_points(
+        self,
+        state: State,
+        points: RobotPoints,
+        *,
+        chunk: int = 1,
+        features: bool = True,
+        seed: int | None = None,
+    ) -> Future:
+        """Predict along planned kinematic points, axes (s) or (b s); else as `rollout`."""
+        single = points.positions.ndim == 3
+        planned = jax.tree.map(lambda x: np.asarray(x)[None] if single else np.asarray(x), points)
+        count = planned.positions.shape[0]
+        observed = jax.tree.map(lambda x: np.repeat(x[None], count, axis=0), state.robot)
+        robot = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), observed, planned)
+        key = self._keys(state.episode, state.start, seed)[1]
+        pieces = []
+        for first in range(0, count, chunk):
+            # The last chunk is filled up with its last plan, so that all have one shape.
+            rows = np.minimum(np.arange(first, first + chunk), count - 1)
+            piece = self._rollout(
+                self._params, state.previous, state.current,
+                jax.tree.map(lambda x, rows=rows: x[rows], robot), key,
+            )  # fmt: skip
+            real = min(chunk, count - first)
+            kept = (
+                piece if features else dataclasses.replace(piece, features=piece.features[..., :0])
+            )
+            pieces.append(jax.tree.map(lambda x, real=real: np.asarray(x[:real]), kept))
+        clouds = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+        if single:
+            clouds, planned = (jax.tree.map(lambda x: x[0], tree) for tree in (clouds, planned))
+        return Future(
+            start=state,
+            clouds=clouds,
+            robot=planned,
+            joint_targets=None,
+            kinematics=None if self.setup is None else self.setup.robot,
+            render_cloud=self._images,
+        )
+
+    def render(
+        self, state: State, camera: str | Camera, size: tuple[int, int] | None = None
+    ) -> Images:
+        """Render the last observed step of a state.
+
+        Args:
+          state: also an edited one.
+          camera: name of an observed one, or any other, such as `hdvpd.look_at` makes.
+          size: height and width [px]; by default that of the observed images.
+
+        Raises:
+          UserError: there is no camera of that name.
+        """
+        return self._images(state.current, find_camera(state, camera), size or state.size)
+
+    def _images(self, cloud: ParticleCloud, camera: Camera, size: tuple[int, int]) -> Images:
+        rendering = self._render(self._params, cloud, camera, *size)
+        return Images(
+            rgb=np.round(255 * np.clip(np.asarray(rendering.rgb), 0, 1)).astype(np.uint8),
+            depth_m=np.asarray(rendering.depth_m),
+            opacity=np.asarray(rendering.acc),
+        )
+
+    def _encoded(
+        self,
+        frames: RgbdFrames,
+        robot: RobotPoints,
+        joints: np.ndarray,
+        names: Sequence[str],
+        mounts: Mapping[str, str],
+        source: tuple[int, int],
+        seed: int | None,
+    ) -> State:
+        keys = jax.random.split(self._keys(*source, seed)[0], OBSERVED_FRAMES)
+        clouds = [
+            jax.tree.map(
+                np.asarray,
+                self._encode(self._params, jax.tree.map(lambda x, t=t: x[t], frames), keys[t]),
+            )
+            for t in range(OBSERVED_FRAMES)
+        ]
+        last = jax.tree.map(lambda x: np.asarray(x)[-1], frames)
+        cameras = {n: jax.tree.map(lambda x, v=v: x[v], last.camera) for v, n in enumerate(names)}
+        return State(
+            previous=clouds[0],
+            current=clouds[1],
+            colors=observed_colors(clouds[1].positions, clouds[1].mask, last),
+            robot=jax.tree.map(np.asarray, robot),
+            joints=np.asarray(joints),
+            cameras=cameras,
+            size=self.size,
+            mounts=mounts,
+            frames=frames,
+            episode=source[0],
+            start=source[1],
+        )
+
+    def _keys(self, episode: int, start: int, seed: int | None) -> tuple[Any, Any]:
+        """Return the keys of encoder and dynamics: those of an evaluation of the same window."""
+        key = jax.random.key(self.config.eval.seed if seed is None else seed)
+        encode, roll = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, episode), start))
+        return encode, roll
+
+
+def _setup_of_data(config: Config) -> Setup | None:
+    """Fall back to the data set of a run that keeps no setup, if it is at hand."""
+    path = Path(config.data.path)
+    if not (path / "dataset.json").is_file():
+        return None
+    return parse_setup(describe_setup(Dataset(path)), path / "dataset.json")
+
+
+def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> None:
+    length = dataset.episode(episode).length
+    if start < 0 or steps < 1 or start + OBSERVED_FRAMES + steps > length:
+        raise UserError(
+            f"Episode {episode} of {dataset.path} has {length} frames: from frame {start}, "
+            f"{OBSERVED_FRAMES} observed and {steps} predicted steps do not fit. Ask for at most "
+            f"{max(length - start - OBSERVED_FRAMES, 0)} steps, or an earlier start."
+        )
+
+
+def _scaled(camera: Camera, old: tuple[int, int], new: tuple[int, int]) -> Camera:
+    intrinsics = scale_intrinsics(np.asarray(camera.intrinsics, np.float64), old, new)
+    return dataclasses.replace(camera, intrinsics=intrinsics.astype(np.float32))

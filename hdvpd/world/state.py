@@ -1,0 +1,266 @@
+"""A state: particles of two observed steps, the robot and the cameras, as a value.
+
+Nothing is changed in place: every method returns a new state, so states can be kept, compared and
+combined. The two clouds are drawn independently (`Model.encode`), so what is edited is chosen by
+place, in both of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hdvpd.errors import UserError
+from hdvpd.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
+
+Place = Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, "n"]]
+"""Says of positions [m] which are meant."""
+
+CAPACITY_STEP = 256
+"""Room for particles grows in steps of this many: a model is compiled once per room."""
+
+
+def inside(low: Sequence[float], high: Sequence[float]) -> Place:
+    """Mean the particles in an axis-aligned box.
+
+    Args:
+      low: its lower corner [m].
+      high: its upper corner [m].
+    """
+    lower, upper = np.asarray(low, np.float32)[None], np.asarray(high, np.float32)[None]
+    return lambda positions: ((positions >= lower) & (positions <= upper)).all(axis=-1)
+
+
+def near(point: Sequence[float], radius: float) -> Place:
+    """Mean the particles within a radius [m] of a point [m]."""
+    centre = np.asarray(point, np.float32)[None]
+    return lambda positions: np.linalg.norm(positions - centre, axis=-1) <= radius
+
+
+@dataclass(frozen=True)
+class State:
+    """What a rollout starts from.
+
+    Attributes:
+      previous: particles of the step before the last, padded; numpy.
+      current: particles of the last step.
+      colors: of the particles of `current`, as seen by a camera; 0 for padding.
+      robot: measured kinematic points of both steps, axes (2).
+      joints: measured joints of both steps, in the units of the data, or None where unknown.
+      cameras: by name, as they stood at the last step, for images of `size`.
+      size: height and width of the cameras' images [px].
+      mounts: the link that carries a camera, by the camera's name; others stand still.
+      frames: the two observed steps, axes (2 v) in the order of `cameras`; None if not kept.
+      episode: of the data set; with `start` it decides what the dynamics draws.
+      start: frame of the episode that is the first of the two.
+    """
+
+    previous: ParticleCloud
+    current: ParticleCloud
+    colors: UInt8[np.ndarray, "n 3"]
+    robot: RobotPoints
+    joints: Float[np.ndarray, "2 j"] | None
+    cameras: Mapping[str, Camera]
+    size: tuple[int, int]
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    frames: RgbdFrames | None = None
+    episode: int = 0
+    start: int = 0
+
+    @property
+    def positions(self) -> Float[np.ndarray, "m 3"]:
+        """Positions of the last step's real particles [m]."""
+        return self.current.positions[self.current.mask]
+
+    @property
+    def features(self) -> Float[np.ndarray, "m c"]:
+        """Features of the last step's real particles."""
+        return self.current.features[self.current.mask]
+
+    @property
+    def kinematic_points(self) -> Float[np.ndarray, "p 3"]:
+        """Measured kinematic points of the last step [m]."""
+        return self.robot.positions[-1]
+
+    def keep(self, place: Place) -> "State":
+        """Keep the particles at a place and no others.
+
+        Raises:
+          UserError: no particle of the last step is there.
+        """
+        self.require(place)
+        clouds = (_masked(c, _at(c, place)) for c in (self.previous, self.current))
+        return self._with(*clouds)
+
+    def remove(self, place: Place) -> "State":
+        """Remove the particles at a place.
+
+        Raises:
+          UserError: no particle of the last step is there.
+        """
+        self.require(place)
+        clouds = (_masked(c, c.mask & ~_at(c, place)) for c in (self.previous, self.current))
+        return self._with(*clouds)
+
+    def move(self, place: Place, motion: Sequence[float] | Float[np.ndarray, "4 4"]) -> "State":
+        """Move the particles at a place.
+
+        Args:
+          place: which.
+          motion: an offset [m], or a pose that maps old points to new ones.
+
+        Raises:
+          UserError: no particle of the last step is there, or the motion is neither.
+        """
+        self.require(place)
+        pose = _pose(motion)
+        clouds = (_moved(c, _at(c, place), pose) for c in (self.previous, self.current))
+        return self._with(*clouds)
+
+    def copy(self, place: Place, motion: Sequence[float] | Float[np.ndarray, "4 4"]) -> "State":
+        """Put a second set of the particles at a place somewhere else; arguments as in `move`.
+
+        Raises:
+          UserError: no particle of the last step is there, or the motion is neither.
+        """
+        return self.merge(self.keep(place).move(lambda x: np.ones(len(x), bool), motion))
+
+    def merge(self, other: "State") -> "State":
+        """Add the particles of another state; robot, joints and cameras stay this one's.
+
+        Args:
+          other: encoded by the same model.
+
+        Raises:
+          UserError: its features are of another width.
+        """
+        widths = self.features.shape[-1], other.features.shape[-1]
+        if widths[0] != widths[1]:
+            raise UserError(
+                f"States with {widths[0]} and {widths[1]} features per particle cannot be merged: "
+                "encode both with the same model."
+            )
+        pairs = [(self.previous, other.previous), (self.current, other.current)]
+        most = max(int(a.mask.sum() + b.mask.sum()) for a, b in pairs)
+        room = max(len(self.current.mask), -(-most // CAPACITY_STEP) * CAPACITY_STEP)
+        previous, current = (_joined(a, b, room) for a, b in pairs)
+        own = [self.colors[self.current.mask], other.colors[other.current.mask]]
+        colors = _padded(np.concatenate(own), room)
+        return dataclasses.replace(
+            self, previous=previous, current=current, colors=colors, frames=None
+        )
+
+    def require(self, place: Place) -> None:
+        """Check that the last step shows something at a place.
+
+        Raises:
+          UserError: no particle is there.
+        """
+        if not _at(self.current, place).any():
+            low, high = (f(self.positions, axis=0, initial=0) for f in (np.min, np.max))
+            raise UserError(
+                "No particle of the state lies at the chosen place; its particles reach from "
+                f"{np.round(low, 2).tolist()} to {np.round(high, 2).tolist()} [m]."
+            )
+
+    def _with(self, previous: ParticleCloud, current: ParticleCloud) -> "State":
+        colors = np.where(current.mask[:, None], self.colors, 0).astype(np.uint8)
+        return dataclasses.replace(
+            self, previous=previous, current=current, colors=colors, frames=None
+        )
+
+
+def observed_colors(
+    positions: Float[np.ndarray, "n 3"], mask: Bool[np.ndarray, "n"], frames: RgbdFrames
+) -> UInt8[np.ndarray, "n 3"]:
+    """Look up which colour each particle was seen in.
+
+    A particle is a pixel's surface point, so the camera whose depth agrees best is the one that
+    saw it.
+
+    Args:
+      positions: of particles [m].
+      mask: True for real ones.
+      frames: one time, axes (v), that they were encoded from.
+
+    Returns:
+      Colours, 0 for padding.
+    """
+    rgb, depth_m = np.asarray(frames.rgb), np.asarray(frames.depth_m)
+    best = np.full(len(positions), np.inf)
+    colors = np.zeros((len(positions), 3), np.uint8)
+    height, width = depth_m.shape[-2:]
+    for view in range(len(depth_m)):
+        pose = np.asarray(frames.camera.camera_to_world[view], np.float64)
+        matrix = np.asarray(frames.camera.intrinsics[view], np.float64)
+        local = (positions - pose[None, :3, 3]) @ pose[:3, :3]
+        ahead = np.maximum(local[:, 2], 1e-6)
+        column = (matrix[0, 0] * local[:, 0] / ahead + matrix[0, 2]).clip(0, width - 1).astype(int)
+        row = (matrix[1, 1] * local[:, 1] / ahead + matrix[1, 2]).clip(0, height - 1).astype(int)
+        error = np.abs(depth_m[view, row, column] - local[:, 2])
+        closer = error < best
+        best = np.where(closer, error, best)
+        colors = np.where(closer[:, None], rgb[view, row, column], colors)
+    return np.where(mask[:, None], colors, 0).astype(np.uint8)
+
+
+def find_camera(state: State, camera: str | Camera) -> Camera:
+    """Return a camera itself, or the observed one of a name.
+
+    Raises:
+      UserError: there is no camera of that name.
+    """
+    if isinstance(camera, Camera):
+        return camera
+    if camera not in state.cameras:
+        raise UserError(
+            f"There is no camera {camera!r}; the state was observed by "
+            f"{', '.join(state.cameras) or 'none'}. Give one of these names, or a hdvpd.Camera."
+        )
+    return state.cameras[camera]
+
+
+def _at(cloud: ParticleCloud, place: Place) -> np.ndarray:
+    return np.asarray(cloud.mask) & np.asarray(place(np.asarray(cloud.positions)), bool)
+
+
+def _masked(cloud: ParticleCloud, mask: np.ndarray) -> ParticleCloud:
+    """Keep some particles; the others become padding."""
+    return ParticleCloud(
+        positions=np.where(mask[:, None], cloud.positions, np.float32(0)),
+        features=np.where(mask[:, None], cloud.features, np.float32(0)),
+        mask=mask,
+    )
+
+
+def _moved(cloud: ParticleCloud, mask: np.ndarray, pose: np.ndarray) -> ParticleCloud:
+    moved = cloud.positions @ pose[:3, :3].T + pose[None, :3, 3]
+    positions = np.where(mask[:, None], moved, cloud.positions).astype(np.float32)
+    return dataclasses.replace(cloud, positions=positions)
+
+
+def _joined(a: ParticleCloud, b: ParticleCloud, room: int) -> ParticleCloud:
+    positions = np.concatenate([a.positions[a.mask], b.positions[b.mask]])
+    features = np.concatenate([a.features[a.mask], b.features[b.mask]])
+    mask = np.arange(room) < len(positions)
+    return ParticleCloud(_padded(positions, room), _padded(features, room), mask)
+
+
+def _padded(rows: np.ndarray, room: int) -> np.ndarray:
+    return np.pad(rows, ((0, room - len(rows)), (0, 0)))
+
+
+def _pose(motion: Sequence[float] | np.ndarray) -> np.ndarray:
+    given = np.asarray(motion, np.float64)
+    pose = np.eye(4)
+    if given.shape == (3,):
+        pose[:3, 3] = given
+    elif given.shape == (4, 4):
+        pose = given
+    if given.shape not in ((3,), (4, 4)) or not np.isfinite(given).all():
+        raise UserError(
+            f"A motion of shape {given.shape} should be an offset (3,) [m] or a pose (4, 4), all "
+            "numbers finite."
+        )
+    return pose
