@@ -116,8 +116,7 @@ def look_at(
     away = np.subtract(aim, eye)
     if not np.isfinite(away).all() or np.hypot(away[0], away[1]) < 1e-6:
         raise UserError(
-            f"A camera at {eye} cannot look at {aim} upright: move one of "
-            "them sideways a little."
+            f"A camera at {eye} cannot look at {aim} upright: move one of them sideways a little."
         )
     height, width = size
     focal = 0.5 * height / np.tan(0.5 * np.deg2rad(field_of_view_deg))
