@@ -585,7 +585,8 @@ def test_matrices_that_are_none_are_named(path, key, factor):
 
 
 def test_without_a_declared_colour_the_channels_are_not_judged(path):
-    edit_json(path / "dataset.json", objects=[{"name": "ball"}])
+    for file in path.glob("episodes/*/episode.json"):
+        edit_json(file, objects=[{"name": "ball"}])
     report = quick(path)
     assert report.passed
     assert "no object with a declared colour" in texts(report, "colour")

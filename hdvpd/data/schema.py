@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hdvpd.data.shapes import Shape, parse_shape
 from hdvpd.errors import UserError
 from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton
 
@@ -66,10 +67,12 @@ class ObjectInfo:
     Attributes:
       name: of the object.
       rgb: its colour, 0 to 255, where declared; a reference for the order of the channels.
+      shape: where declared; then it is known which points lie on the object.
     """
 
     name: str
     rgb: tuple[int, int, int] | None = None
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
     """Read `objects` of a decoded dataset.json or episode.json, in the order of the array.
 
     Raises:
-      UserError: not a list of objects with a name and, where given, three channels.
+      UserError: not a list of objects with a name and, where given, three channels and a shape.
     """
     if not isinstance(raw, list) or not all(isinstance(entry, Mapping) for entry in raw):
         raise UserError(f"{file}: objects = {raw!r} should be a list of objects with a 'name'.")
@@ -220,7 +223,8 @@ def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
         ):
             raise UserError(f"{file}: objects.rgb = {rgb!r} should be three numbers, 0 to 255.")
         color = None if rgb is None else (rgb[0], rgb[1], rgb[2])
-        found.append(ObjectInfo(_get(entry, "name", str, file, "objects"), color))
+        name = _get(entry, "name", str, file, "objects")
+        found.append(ObjectInfo(name, color, parse_shape(entry.get("shape"), file)))
     return tuple(found)
 
 

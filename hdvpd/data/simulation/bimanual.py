@@ -124,7 +124,10 @@ def _write_clip(job: _Job, number: int) -> int:
         "success": is_reached(task, arrays["truth/object_to_world"]),
         "joint_positions_source": "measured",
         "joint_targets_source": "commanded",
-        "objects": [{"name": name, "rgb": rgb} for name, rgb in zip(names, colors, strict=False)],
+        "objects": [
+            {"name": name, "rgb": rgb, "shape": scene.object_shape(name).describe()}
+            for name, rgb in zip(names, colors, strict=False)
+        ],
         "refused_draws": clip.refused_draws,
     }
     writer.write_episode(job.out, number, meta, arrays)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdvpd.data.pinhole import looking_at
+from hdvpd.data.shapes import Shape
 from hdvpd.types import Float
 
 ARMS = ("L", "R")
@@ -85,6 +86,15 @@ def object_names(task: str) -> tuple[str, ...]:
     """Name the bodies of the movable objects of a task."""
     cubes = tuple(f"cube{k}" for k in range(NUM_CUBES))
     return {"push": ("block",), "can": ("can",), "sweep": cubes}[task]
+
+
+def object_shape(name: str) -> Shape:
+    """Return the shape of a movable object by the name of its body."""
+    if name.startswith("cube"):
+        return Shape("box", (0.018, 0.018, 0.018))
+    return {"block": Shape("box", (0.045, 0.06, 0.045)), "can": Shape("cylinder", (0.033, 0.06))}[
+        name
+    ]
 
 
 def joint_names() -> tuple[str, ...]:

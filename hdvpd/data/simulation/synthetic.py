@@ -18,6 +18,7 @@ from hdvpd.data import schema, writer
 from hdvpd.data.importers.robot_model import kinematics_only
 from hdvpd.data.pinhole import looking_at, pixel_directions
 from hdvpd.data.robot import ROBOT_FILE, describe_robot
+from hdvpd.data.shapes import Shape
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.types import Float, UInt8
@@ -34,6 +35,11 @@ LINKS = ("base", "elbow", "tcp")
 BALL_OFFSET = (0.0, 0.0, -0.10)
 """From the tool to the ball that it carries."""
 BALL_COLOR = (0.9, 0.15, 0.1)
+BALL_RADIUS = 0.05
+OBJECTS = (
+    {"name": "ball", "rgb": [round(255 * channel) for channel in BALL_COLOR]},
+    *({"name": f"sphere{k}"} for k in range(3)),
+)
 CAMERA_POSITIONS = {"cam0": (0.95, -0.55, 0.75), "cam1": (0.85, 0.70, 0.60)}
 CAMERA_TARGET = (0.0, 0.0, 0.05)
 
@@ -79,6 +85,7 @@ def write_synthetic_dataset(
     writer.write_json(path / "dataset.json", describe(height, width))
     for number in range(episodes):
         rng = np.random.default_rng([seed, number])
+        values = synthetic_episode(rng, steps, height, width)
         meta = {
             "length": steps + 1,
             "task": "swing",
@@ -87,8 +94,9 @@ def write_synthetic_dataset(
             "success": True,
             "joint_positions_source": "measured",
             "joint_targets_source": "commanded",
+            "objects": _describe_objects(values["truth/object_to_world"]),
         }
-        writer.write_episode(path, number, meta, synthetic_episode(rng, steps, height, width))
+        writer.write_episode(path, number, meta, values)
     return Dataset(path)
 
 
@@ -247,7 +255,7 @@ def _spheres(links: np.ndarray, resting: Spheres) -> Spheres:
     grey = np.full((len(links) + len(between), 3), 0.35)
     return Spheres(
         centers=np.concatenate([links, between, ball[None], resting.centers]),
-        radii=np.concatenate([np.full(len(grey), 0.035), [0.05], resting.radii]),
+        radii=np.concatenate([np.full(len(grey), 0.035), [BALL_RADIUS], resting.radii]),
         colors=np.concatenate([grey, [BALL_COLOR], resting.colors]),
     )
 
@@ -274,9 +282,15 @@ def robot() -> dict[str, Any]:
     return describe_robot(describe(1, 1)["robot"], text, moves)
 
 
+def _describe_objects(poses: np.ndarray) -> list[dict[str, Any]]:
+    # Resting spheres touch the table, so their height is their radius.
+    radii = [BALL_RADIUS, *poses[0, 1:, 2, 3].tolist()]
+    shapes = [{"shape": Shape("sphere", (radius,)).describe()} for radius in radii]
+    return [dict(entry) | shape for entry, shape in zip(OBJECTS, shapes, strict=True)]
+
+
 def describe(height: int, width: int) -> Mapping[str, Any]:
     """Return the dataset.json of the analytic scene for images of a height and width [px]."""
-    ball = {"name": "ball", "rgb": [round(255 * channel) for channel in BALL_COLOR]}
     parents = dict(zip(LINKS[1:], LINKS[:-1], strict=True))
     return {
         "format": schema.FORMAT,
@@ -300,7 +314,7 @@ def describe(height: int, width: int) -> Mapping[str, Any]:
                 "arms": {"left": {"gripper": "grip"}},
             },
         },
-        "objects": [ball, *({"name": f"sphere{k}"} for k in range(3))],
+        "objects": [dict(entry) for entry in OBJECTS],
         "workspace": {"min": [-0.5, -0.5, -0.05], "max": [0.5, 0.5, 0.5]},
         "source": {"command": "write_synthetic_dataset"},
     }

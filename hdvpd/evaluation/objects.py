@@ -1,0 +1,190 @@
+"""How well particles follow the objects that they lie on, and whether the others stay.
+
+Where a data set knows the poses and shapes of its objects, the true motion of an encoded particle
+is known: that of its object, or none for particles of neither object nor robot. Every window of
+every held-out episode is rolled out and nothing is rendered, so that all contacts are seen.
+Compared are the model, the same particles unmoved (whose error is the true displacement) and
+the same carried along with the robot (`controls.carry_particles`). Lengths are metres.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdvpd.config import Config
+from hdvpd.data.store import Dataset
+from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
+from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
+from hdvpd.evaluation.controls import carry_particles
+from hdvpd.evaluation.rollouts import CompiledModel, encode_observed, window_keys
+from hdvpd.reporting.statistics import masked_mean
+from hdvpd.types import Array, Bool, Float, ParticleCloud
+
+MOTION_METRICS = ("object_error_m", "moved_error_m", "untouched_error_m", "static_jump_m")
+"""Mean distance of particles from where they should be: on all objects, on those that move in the
+window, on those that do not, and on what is neither object nor near the robot."""
+MOTION_PREDICTORS = ("model", "static_render", "kinematics_only")
+FAR_FROM_ROBOT_M = 0.25
+"""Particles farther than this from every kinematic point of the window are none of the robot."""
+
+
+@dataclass(frozen=True)
+class ParticleTruth:
+    """Where the particles of the last observed frame should go.
+
+    Attributes:
+      places: at every predicted frame; where they were for particles of no object [m].
+      moved: particles on objects that move by `MOVED_M` in the window.
+      untouched: particles on the other objects.
+      static: particles of no object and far from the robot.
+    """
+
+    places: Float[np.ndarray, "s n 3"]
+    moved: Bool[np.ndarray, "n"]
+    untouched: Bool[np.ndarray, "n"]
+    static: Bool[np.ndarray, "n"]
+
+
+@dataclass(frozen=True)
+class MotionScores:
+    """What the particles' motion scored on every held-out episode.
+
+    Attributes:
+      episodes: numbers of the episodes.
+      tasks: theirs.
+      windows: windows rolled out, over all episodes.
+      moving_windows: those in which a seen object moves.
+      values: `MOTION_METRICS` of every predictor; NaN where nothing of a kind was seen.
+    """
+
+    episodes: tuple[int, ...]
+    tasks: tuple[str, ...]
+    windows: int
+    moving_windows: int
+    values: Float[np.ndarray, "episodes predictors steps 4"]
+
+
+def particle_truth(
+    cloud: ParticleCloud, objects: Objects, robot_positions: Float[Array, "f p 3"]
+) -> ParticleTruth:
+    """Say where particles should go, and which of them can be judged.
+
+    Args:
+      cloud: encoded from the last observed frame.
+      objects: during the window.
+      robot_positions: kinematic points of the window [m].
+
+    Returns:
+      The truth of the predicted frames.
+    """
+    last = OBSERVED_FRAMES - 1
+    points, mask = np.asarray(cloud.positions), np.asarray(cloud.mask)
+    owners = np.where(mask, objects.owners(last, points), -1)
+    moving = objects.displacements(last)[OBSERVED_FRAMES:].max(axis=0) >= MOVED_M
+    # One more entry for the owner -1, which is no object.
+    moved = np.append(moving, False)[owners]
+    robot = np.asarray(robot_positions).reshape(-1, 3)
+    nearest = np.min([((points - point) ** 2).sum(axis=-1) for point in robot], axis=0)
+    return ParticleTruth(
+        places=objects.move(points, owners, last)[OBSERVED_FRAMES:],
+        moved=moved,
+        untouched=(owners >= 0) & ~moved,
+        static=mask & (owners < 0) & (nearest > FAR_FROM_ROBOT_M**2),
+    )
+
+
+def score_motion(
+    positions: Float[Array, "s n 3"], truth: ParticleTruth
+) -> Float[np.ndarray, "s 4"]:
+    """Score predicted particles.
+
+    Args:
+      positions: predicted [m].
+      truth: where they should be.
+
+    Returns:
+      `MOTION_METRICS` [m]; NaN where there is no such particle.
+    """
+    error = np.linalg.norm(np.asarray(positions, np.float64) - truth.places, axis=-1)
+    groups = (truth.moved | truth.untouched, truth.moved, truth.untouched, truth.static)
+    columns = [np.where(group[None], error, np.nan) for group in groups]
+    return np.stack([masked_mean(column, 1) for column in columns], axis=1)
+
+
+def has_motion_truth(dataset: Dataset, episodes: Sequence[int]) -> bool:
+    """Say whether the objects of all these episodes are known."""
+    return all(has_objects(dataset, number) for number in episodes)
+
+
+def evaluate_motion(
+    compiled: CompiledModel,
+    config: Config,
+    dataset: Dataset,
+    windows: Sequence[tuple[int, int]],
+    say: Callable[[str], None] = lambda text: None,
+) -> MotionScores:
+    """Roll out windows without rendering, and score the particles' motion.
+
+    Args:
+      compiled: the model.
+      config: `data` and `eval` say what is read, how far is rolled out, and the seed.
+      dataset: whose objects are known.
+      windows: number of the episode and first frame.
+      say: is told when an episode begins.
+
+    Returns:
+      Scores; an episode's windows are averaged.
+
+    Raises:
+      UserError: the data set is damaged.
+    """
+    scored: dict[int, list[np.ndarray]] = {}
+    for episode, start in windows:
+        if episode not in scored:
+            say(f"motion of objects, episode {episode} ({dataset.episode(episode).task})")
+        scores = _score_window(compiled, config, dataset, episode, start)
+        scored.setdefault(episode, []).append(scores)
+    every = [scores for rows in scored.values() for scores in rows]
+    return MotionScores(
+        episodes=tuple(scored),
+        tasks=tuple(dataset.episode(number).task for number in scored),
+        windows=len(every),
+        moving_windows=sum(bool(np.isfinite(scores[0, 0, 1])) for scores in every),
+        values=np.stack([masked_mean(np.stack(rows), 0) for rows in scored.values()]),
+    )
+
+
+def all_windows(dataset: Dataset, config: Config, split: str) -> list[tuple[int, int]]:
+    """List the windows from every possible start of the episodes that an evaluation takes.
+
+    Args:
+      dataset: to list from.
+      config: `eval` says how many episodes and steps.
+      split: train, validation or test.
+    """
+    index = WindowIndex(dataset, split, OBSERVED_FRAMES + config.eval.num_steps)
+    chosen = [e.number for e in index.episodes][: config.eval.num_episodes or None]
+    listed = (index[number] for number in range(len(index)))
+    return [window for window in listed if window[0] in chosen]
+
+
+def _score_window(
+    compiled: CompiledModel, config: Config, dataset: Dataset, episode: int, start: int
+) -> Float[np.ndarray, "predictors s 4"]:
+    length = OBSERVED_FRAMES + config.eval.num_steps
+    batch = read_window(dataset, episode, start, OBSERVED_FRAMES, config.data)
+    robot = read_robot(dataset, episode, start, length)
+    objects = read_objects(dataset, episode, start, length)
+    if objects is None:
+        raise ValueError(f"the objects of episode {episode} are not known")
+    encode_key, rollout_key = window_keys(config.eval.seed, batch)
+    observed = encode_observed(compiled, batch, encode_key)
+    truth = particle_truth(observed[1], objects, robot.positions)
+    still = np.repeat(np.asarray(observed[1].positions)[None], config.eval.num_steps, axis=0)
+    predictions = (
+        compiled.rollout(*observed, robot, rollout_key).positions,
+        still,
+        carry_particles(*observed, robot).positions,
+    )
+    return np.stack([score_motion(positions, truth) for positions in predictions])
