@@ -4,86 +4,40 @@ The same checkpoint, data and settings give the same numbers: nothing is random 
 particles, from `eval.seed`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hdvpd.config import Config, SceneSpec
-from hdvpd.config.experiments import apply_overrides, flatten, to_toml
+from hdvpd.config.experiments import apply_overrides, flatten
 from hdvpd.config.reading import Tables
 from hdvpd.config.settings import entries, free_keys
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
 from hdvpd.errors import UserError
-from hdvpd.evaluation.curves import (
-    episodes_csv,
-    plot_curves,
-    summarize,
-    to_csv,
-    to_json,
-    to_png,
-)
+from hdvpd.evaluation.curves import summarize
 from hdvpd.evaluation.episodes import (
     SPLIT,
-    RunResult,
-    Window,
     describe_windows,
     evaluate_run,
     scored_predictors,
     select_windows,
 )
-from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors, publish, staging_folder
-from hdvpd.evaluation.report import RunReport, Video, render_report
-from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
-from hdvpd.evaluation.videos import write_clip
+from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion, write_motion
+from hdvpd.evaluation.objects import all_windows, evaluate_motion, has_motion_truth
+from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
+from hdvpd.evaluation.results import (
+    Evaluation,
+    Run,
+    moving_cameras,
+    print_summary,
+    require_same_frames,
+    write_results,
+)
+from hdvpd.evaluation.rollouts import CompiledModel, make_compiler
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.model import Model
 from hdvpd.training.checkpoints import load_model
-
-_PLANS = {
-    "commanded": "recorded commands",
-    "next_positions": "where the robot went, for want of recorded commands",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run, ready to be evaluated.
-
-    Attributes:
-      folder: of the run.
-      model: with the checkpoint's parameters.
-      checkpoint_step: of the checkpoint.
-      config: resolved, with the flags of this evaluation.
-      dataset: to evaluate on.
-      windows: what is rolled out.
-      frames: what decides which images the predictors are scored on.
-    """
-
-    folder: Path
-    model: Model
-    checkpoint_step: int
-    config: Config
-    dataset: Dataset
-    windows: tuple[Window, ...]
-    frames: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """One run, evaluated.
-
-    Attributes:
-      run: what was evaluated.
-      result: scores and clips.
-      summary: its object in metrics.json.
-    """
-
-    run: Run
-    result: RunResult
-    summary: dict[str, Any]
 
 
 def main(
@@ -93,6 +47,7 @@ def main(
     steps: int | None = None,
     checkpoint_step: int | None = None,
     overrides: Tables | None = None,
+    objects_only: bool = False,
 ) -> None:
     """Evaluate one run into its own folder, or several into one folder with a joint plot.
 
@@ -102,6 +57,7 @@ def main(
       steps: predicted frames per rollout; None takes the runs' `eval.num_steps`.
       checkpoint_step: which checkpoint; None takes each run's newest sound one.
       overrides: such as `{"eval": {"num_episodes": 4}}`, for every run.
+      objects_only: score the motion of objects and render nothing.
 
     Raises:
       UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
@@ -126,6 +82,9 @@ def main(
             configure = functools.partial(apply_overrides, overrides=overrides or {}, source=file)
             ready[name] = prepare(folder, checkpoint_step, configure)
         require_same_frames(ready)
+        if objects_only:
+            report_motion(target, ready)
+            return
         evaluations = {name: evaluate(name, run) for name, run in ready.items()}
         videos = write_results(staging, evaluations)
         publish(staging, target, report)
@@ -217,13 +176,15 @@ def evaluate(name: str, run: Run) -> Evaluation:
     Returns:
       Scores, clips and the object of metrics.json.
     """
+    compile_model = make_compiler(run.model)
     result = evaluate_run(
         name,
         run.model,
         run.config,
         run.dataset,
         run.windows,
-        say=lambda text: print(text, flush=True),
+        say=_say,
+        compile_model=compile_model,
     )
     shown = ("cameras", "steps", "predictors")
     settings = {k: v for k, v in run.frames.items() if k not in shown} | {
@@ -234,38 +195,59 @@ def evaluate(name: str, run: Run) -> Evaluation:
         "links_source": run.dataset.links_source,
         "moving_cameras": moving_cameras(run),
     }
+    if has_motion_truth(run.dataset, [window.episode for window in run.windows]):
+        settings["motion"] = score_motion_of(name, run, compile_model(run.model))
     return Evaluation(run, result, summarize(result.scores, settings))
 
 
-def moving_cameras(run: Run) -> list[str]:
-    """Name the evaluated cameras that the robot carries."""
-    return [name for name in run.frames["cameras"] if name in run.dataset.moving_cameras]
-
-
-def describe(evaluation: Evaluation) -> dict[str, str]:
-    """Say what an evaluation was made from.
+def score_motion_of(name: str, run: Run, compiled: CompiledModel) -> dict[str, Any]:
+    """Score the motion of objects in all windows of the held-out episodes.
 
     Args:
-      evaluation: of one run.
+      name: of the run.
+      run: ready to be evaluated.
+      compiled: its model.
 
     Returns:
-      Label and value, for the report.
+      The object `motion` of metrics.json.
     """
-    run, config = evaluation.run, evaluation.run.config
-    file = run.folder / "git.txt"
-    code = file.read_text(errors="replace").splitlines() if file.is_file() else []
-    targets, moving = run.dataset.joint_targets_source, moving_cameras(run)
-    poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
-    return {
-        "checkpoint": f"step {run.checkpoint_step} of {config.train.num_steps}",
-        "data set": f"{config.data.path} ({run.frames['dataset']})",
-        "held-out episodes": ", ".join(map(str, evaluation.result.scores.episodes)),
-        "cameras": ", ".join(run.frames["cameras"]) + poses,
-        "plan": f"{_PLANS.get(targets, targets)}, links from {run.dataset.links_source}",
-        "images": f"{config.data.height}\u00d7{config.data.width} px",
-        "particles": f"{config.model.num_particles:,} per time step",
-        "code": code[0] if code else "unknown",
-    }
+    windows = all_windows(run.dataset, run.config, SPLIT)
+    scores = evaluate_motion(
+        compiled, run.config, run.dataset, windows, say=lambda text: _say(f"{name}: {text}")
+    )
+    return summarize_motion(scores)
+
+
+def report_motion(target: Path, runs: dict[str, Run]) -> None:
+    """Score the motion of objects of every run, print and write it, and render nothing.
+
+    Args:
+      target: folder of the results, which keeps what else is there.
+      runs: by name.
+
+    Raises:
+      UserError: the data set does not know its objects.
+    """
+    motions = {}
+    for name, run in runs.items():
+        if not has_motion_truth(run.dataset, [window.episode for window in run.windows]):
+            raise UserError(
+                f"{run.dataset.path} does not know where its objects are: every held-out episode "
+                "needs truth/object_to_world and a shape per object in episode.json "
+                "(docs/data-format.md). Simulate the data set again, or leave out --objects-only."
+            )
+        motions[name] = score_motion_of(name, run, make_compiler(run.model)(run.model))
+    write_motion(target, motions)
+    for name, motion in motions.items():
+        print(f"\n{name}, checkpoint {runs[name].checkpoint_step}")
+        for table in motion_tables(motion):
+            print()
+            table.print()
+    print(f"\nnumbers  {target / 'motion.json'}\ntable    {target / 'motion.md'}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def require_changeable(trained: Config, config: Config) -> None:
@@ -312,84 +294,3 @@ def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Pa
             f"{found.workspace_max}. Name a data set of the same robot and workspace with "
             "--data.path."
         )
-
-
-def require_same_frames(runs: dict[str, Run]) -> None:
-    """Refuse to compare runs that would be scored on different frames.
-
-    Args:
-      runs: by name.
-
-    Raises:
-      UserError: naming the first run that differs from the first.
-    """
-    first_name, first = next(iter(runs.items()))
-    for name, run in runs.items():
-        for key, value in run.frames.items():
-            if value != first.frames[key]:
-                raise UserError(
-                    f"Runs {first_name} and {name} would be scored on different frames and cannot "
-                    f"share a plot: {key} is {first.frames[key]} and {value}. Give both the same "
-                    "with flags such as --steps, --data.path or --eval.*, or evaluate them apart."
-                )
-
-
-def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Path]:
-    """Write all files of an evaluation.
-
-    Args:
-      staging: an empty folder.
-      evaluations: by name of the run.
-
-    Returns:
-      The videos' paths inside the folder.
-    """
-    summaries = {name: e.summary for name, e in evaluations.items()}
-    single = len(summaries) == 1
-    curve = to_png(plot_curves(summaries))
-    pages, videos = [], []
-    with explain_write_errors(staging.parent):
-        for name, evaluation in evaluations.items():
-            below = Path() if single else Path(name)
-            shown = []
-            for number, clip in evaluation.result.clips:
-                stem = f"episode-{number:04d}"
-                videos.append(Path("videos") / below / f"{stem}.mp4")
-                write_clip(clip, staging / videos[-1], staging / "frames" / below / stem)
-                mp4 = staging / videos[-1]
-                poster = mp4.with_suffix(".jpg").read_bytes()
-                shown.append(Video(clip.title, mp4.read_bytes(), poster))
-            pages.append(
-                RunReport(
-                    name=name,
-                    summary=evaluation.summary,
-                    config_toml=to_toml(evaluation.run.config),
-                    facts=describe(evaluation),
-                    videos=tuple(shown),
-                )
-            )
-        value = next(iter(summaries.values())) if single else {"runs": summaries}
-        (staging / METRICS_FILE).write_text(to_json(value))
-        (staging / "metrics.csv").write_text(to_csv(summaries))
-        (staging / "metrics.md").write_text(to_markdown(summaries), encoding="utf-8")
-        scores = [e.result.scores for e in evaluations.values()]
-        (staging / "episodes.csv").write_text(episodes_csv(scores))
-        (staging / "ssim.png").write_bytes(curve)
-        (staging / "report.html").write_text(render_report(pages, curve), encoding="utf-8")
-    return videos
-
-
-def print_summary(name: str, evaluation: Evaluation) -> None:
-    """Print means over all rollout steps and what they say.
-
-    Args:
-      name: of the run.
-      evaluation: of the run.
-    """
-    summary = evaluation.summary
-    title = f"{name}, checkpoint {summary['checkpoint_step']}: {explain_table(summary)}"
-    print()
-    average_table(summary, title).print()
-    print()
-    for verdict in judge(summary):
-        print(verdict.text)

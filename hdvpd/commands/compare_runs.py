@@ -27,7 +27,7 @@ from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
-from hdvpd.eval import Run, prepare, require_same_frames
+from hdvpd.eval import prepare
 from hdvpd.evaluation.comparison import (
     ComparedRun,
     comparison_tables,
@@ -43,6 +43,7 @@ from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.outputs import explain_write_errors
+from hdvpd.evaluation.results import Run, require_same_frames
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, find_damage

@@ -1,11 +1,14 @@
 """Means, intervals and tables of the particles' motion (`objects.MotionScores`)."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hdvpd.evaluation.curves import to_json
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS, MotionScores
+from hdvpd.reporting.files import write
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table, plus_minus
 from hdvpd.types import Float
@@ -143,6 +146,26 @@ def motion_markdown(motion: Mapping[str, Any]) -> str:
         (f"{table.title}\n\n" if table.title else "") + table.markdown()
         for table in motion_tables(motion)
     )
+
+
+def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the motion of one or several runs as motion.json, motion.md and motion.csv.
+
+    Args:
+      folder: where to.
+      motions: of `summarize_motion`, by name of the run.
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    pages = [f"## {name}\n\n{motion_markdown(motion)}" for name, motion in motions.items()]
+    texts = {
+        "motion.json": to_json({"runs": motions}),
+        "motion.md": "\n".join(pages),
+        "motion.csv": motion_csv(motions),
+    }
+    for name, text in texts.items():
+        write(folder / name, text, "Free some space or permit writing there, then evaluate again.")
 
 
 def motion_csv(motions: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,0 +1,179 @@
+"""What evaluations of runs hold, and the files, tables and pages that are made of them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from hdvpd.config import Config
+from hdvpd.config.experiments import to_toml
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
+from hdvpd.evaluation.curves import episodes_csv, plot_curves, to_csv, to_json, to_png
+from hdvpd.evaluation.episodes import RunResult, Window
+from hdvpd.evaluation.motion_tables import motion_table, write_motion
+from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors
+from hdvpd.evaluation.report import RunReport, Video, render_report
+from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
+from hdvpd.evaluation.videos import write_clip
+from hdvpd.model import Model
+
+_PLANS = {
+    "commanded": "recorded commands",
+    "next_positions": "where the robot went, for want of recorded commands",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, ready to be evaluated.
+
+    Attributes:
+      folder: of the run.
+      model: with the checkpoint's parameters.
+      checkpoint_step: of the checkpoint.
+      config: resolved, with the flags of this evaluation.
+      dataset: to evaluate on.
+      windows: what is rolled out.
+      frames: what decides which images the predictors are scored on.
+    """
+
+    folder: Path
+    model: Model
+    checkpoint_step: int
+    config: Config
+    dataset: Dataset
+    windows: tuple[Window, ...]
+    frames: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One run, evaluated.
+
+    Attributes:
+      run: what was evaluated.
+      result: scores and clips.
+      summary: its object in metrics.json.
+    """
+
+    run: Run
+    result: RunResult
+    summary: dict[str, Any]
+
+
+def require_same_frames(runs: dict[str, Run]) -> None:
+    """Refuse to compare runs that would be scored on different frames.
+
+    Args:
+      runs: by name.
+
+    Raises:
+      UserError: naming the first run that differs from the first.
+    """
+    first_name, first = next(iter(runs.items()))
+    for name, run in runs.items():
+        for key, value in run.frames.items():
+            if value != first.frames[key]:
+                raise UserError(
+                    f"Runs {first_name} and {name} would be scored on different frames and cannot "
+                    f"share a plot: {key} is {first.frames[key]} and {value}. Give both the same "
+                    "with flags such as --steps, --data.path or --eval.*, or evaluate them apart."
+                )
+
+
+def moving_cameras(run: Run) -> list[str]:
+    """Name the evaluated cameras that the robot carries."""
+    return [name for name in run.frames["cameras"] if name in run.dataset.moving_cameras]
+
+
+def describe(evaluation: Evaluation) -> dict[str, str]:
+    """Say what an evaluation was made from.
+
+    Args:
+      evaluation: of one run.
+
+    Returns:
+      Label and value, for the report.
+    """
+    run, config = evaluation.run, evaluation.run.config
+    file = run.folder / "git.txt"
+    code = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    targets, moving = run.dataset.joint_targets_source, moving_cameras(run)
+    poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
+    return {
+        "checkpoint": f"step {run.checkpoint_step} of {config.train.num_steps}",
+        "data set": f"{config.data.path} ({run.frames['dataset']})",
+        "held-out episodes": ", ".join(map(str, evaluation.result.scores.episodes)),
+        "cameras": ", ".join(run.frames["cameras"]) + poses,
+        "plan": f"{_PLANS.get(targets, targets)}, links from {run.dataset.links_source}",
+        "images": f"{config.data.height}\u00d7{config.data.width} px",
+        "particles": f"{config.model.num_particles:,} per time step",
+        "code": code[0] if code else "unknown",
+    }
+
+
+def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Path]:
+    """Write all files of an evaluation.
+
+    Args:
+      staging: an empty folder.
+      evaluations: by name of the run.
+
+    Returns:
+      The videos' paths inside the folder.
+    """
+    summaries = {name: e.summary for name, e in evaluations.items()}
+    single = len(summaries) == 1
+    curve = to_png(plot_curves(summaries))
+    pages, videos = [], []
+    with explain_write_errors(staging.parent):
+        for name, evaluation in evaluations.items():
+            below = Path() if single else Path(name)
+            shown = []
+            for number, clip in evaluation.result.clips:
+                stem = f"episode-{number:04d}"
+                videos.append(Path("videos") / below / f"{stem}.mp4")
+                write_clip(clip, staging / videos[-1], staging / "frames" / below / stem)
+                mp4 = staging / videos[-1]
+                poster = mp4.with_suffix(".jpg").read_bytes()
+                shown.append(Video(clip.title, mp4.read_bytes(), poster))
+            pages.append(
+                RunReport(
+                    name=name,
+                    summary=evaluation.summary,
+                    config_toml=to_toml(evaluation.run.config),
+                    facts=describe(evaluation),
+                    videos=tuple(shown),
+                )
+            )
+        value = next(iter(summaries.values())) if single else {"runs": summaries}
+        (staging / METRICS_FILE).write_text(to_json(value))
+        (staging / "metrics.csv").write_text(to_csv(summaries))
+        (staging / "metrics.md").write_text(to_markdown(summaries), encoding="utf-8")
+        scores = [e.result.scores for e in evaluations.values()]
+        (staging / "episodes.csv").write_text(episodes_csv(scores))
+        (staging / "ssim.png").write_bytes(curve)
+        motions = {name: s["motion"] for name, s in summaries.items() if "motion" in s}
+        if motions:
+            write_motion(staging, motions)
+        (staging / "report.html").write_text(render_report(pages, curve), encoding="utf-8")
+    return videos
+
+
+def print_summary(name: str, evaluation: Evaluation) -> None:
+    """Print means over all rollout steps and what they say.
+
+    Args:
+      name: of the run.
+      evaluation: of the run.
+    """
+    summary = evaluation.summary
+    title = f"{name}, checkpoint {summary['checkpoint_step']}: {explain_table(summary)}"
+    print()
+    average_table(summary, title).print()
+    if "motion" in summary:
+        print()
+        motion_table(summary["motion"]).print()
+    print()
+    for verdict in judge(summary):
+        print(verdict.text)
