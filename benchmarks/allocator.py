@@ -1,12 +1,21 @@
-"""Training steps with glibc's default handling of freed memory and with ours, in one run.
+"""Training steps under several ways of handing out memory, in one run.
 
-Both are processes of their own, which take turns: the setting cannot be taken back.
+Each is a process of its own, and they take turns: the settings cannot be taken back.
 
-Run: python benchmarks/allocator.py [demo] [--rounds 2] [--steps 20] [--train.remat] ...
+    default    glibc as it is
+    main       freed memory is kept, in the main thread's arena only
+    one arena  freed memory is kept, in one arena for all threads
+    kept       hdvpd.kernels.memory.keep_freed_memory: that, and huge pages
+    preload    another allocator, given by --preload /path/to/libjemalloc.so.2 or the like
+
+Run: python benchmarks/allocator.py [demo] [--rounds 3] [--steps 12] [--train.remat] ...
 """
 
 import argparse
+import ctypes
 import json
+import os
+import resource
 import subprocess
 import sys
 import time
@@ -20,46 +29,75 @@ from hdvpd.config.experiments import load_config
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step
 
+_MAIN_ARENA = ((-1, -1), (-2, 64 * 2**20), (-4, 0))  # trim threshold, top pad, mapped blocks
+_FORMS = {
+    "default": (),
+    "main": _MAIN_ARENA,
+    "one arena": (*_MAIN_ARENA, (-8, 1)),
+    "kept": (),
+    "preload": (),
+}
 
-def measure(experiment: str, flags: list[str], steps: int, keep: bool) -> dict[str, float]:
-    """Return seconds per training step after compilation, and peak memory [GiB]."""
-    if keep:
+
+def measure(experiment: str, flags: list[str], steps: int, form: str) -> dict[str, float]:
+    """Return the cost of a training step after compilation, and peak memory [GiB]."""
+    for setting in _FORMS[form]:
+        ctypes.CDLL(None).mallopt(*setting)
+    if form == "kept":
         keep_freed_memory()
     config = load_config(experiment, read_flags(flags))
     dataset, batch = analytic_batch(config)
     batch = jax.tree.map(jnp.asarray, batch)
     graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
     step, key = make_train_step(config, graphdef), jax.random.key(0)
-    state, metrics = step(state, batch, key)
-    jax.block_until_ready(metrics)
-    start = time.perf_counter()
-    for _ in range(steps):
+    seconds, usage = [], []
+    for _ in range(steps + 2):  # the first one compiles, the second fills the arenas
+        usage.append(resource.getrusage(resource.RUSAGE_SELF))
+        start = time.perf_counter()
         state, metrics = step(state, batch, key)
-    jax.block_until_ready(metrics)
-    return {"seconds": (time.perf_counter() - start) / steps, "peak_gib": peak_gib()}
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - start)
+    first, last = usage[2], resource.getrusage(resource.RUSAGE_SELF)
+    cpu = last.ru_utime + last.ru_stime - first.ru_utime - first.ru_stime
+    return {
+        "best [s]": min(seconds[2:]),
+        "CPU [s]": cpu / steps,
+        "page faults": (last.ru_minflt - first.ru_minflt) / steps,
+        "peak [GiB]": peak_gib(),
+    }
 
 
 def main() -> None:
-    """Print both and their ratio."""
+    """Print the rows of every form, and the ratios of the first to the others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", nargs="?", default="demo")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--one", choices=("default", "kept"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--preload", help="shared library of another allocator")
+    parser.add_argument("--forms", nargs="+", choices=_FORMS, default=list(_FORMS))
+    parser.add_argument("--one", choices=_FORMS, help=argparse.SUPPRESS)
     arguments, flags = parser.parse_known_args()
     if arguments.one:
-        keep = arguments.one == "kept"
-        print(json.dumps(measure(arguments.experiment, flags, arguments.steps, keep)))
+        print(json.dumps(measure(arguments.experiment, flags, arguments.steps, arguments.one)))
         return
-    best: dict[str, float] = {}
+    rows: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
-        for one in ("default", "kept"):
-            command = [sys.executable, *sys.argv, "--one", one]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            result = json.loads(output.splitlines()[-1])
-            best[one] = min(best.get(one, float("inf")), result["seconds"])
-            print(f"{one:8} {result['seconds']:7.3f} s/step  {result['peak_gib']:6.2f} GiB peak")
-    print(f"ratio default / kept: {best['default'] / best['kept']:.2f}")
+        for form in arguments.forms:
+            if form == "preload" and not arguments.preload:
+                continue
+            preload = {"LD_PRELOAD": arguments.preload} if form == "preload" else {}
+            command = [sys.executable, *sys.argv, "--one", form]
+            output = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | preload
+            ).stdout
+            row = json.loads(output.splitlines()[-1])
+            rows.setdefault(form, []).append(row)
+            print(f"{form:10}", "  ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True)
+    for name in ("best [s]", "CPU [s]"):
+        first = [row[name] for row in rows[next(iter(rows))]]
+        for form in list(rows)[1:]:
+            ratios = [a / row[name] for a, row in zip(first, rows[form], strict=True)]
+            print(f"{name:9} {next(iter(rows))} / {form:10} {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 if __name__ == "__main__":
