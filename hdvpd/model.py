@@ -1,7 +1,5 @@
 """HD-VPD: encoder, dynamics and renderer together; the only module that knows all three."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +9,7 @@ from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import subsample, visible_points, white_targets
 from hdvpd.encoders.unet import UNet
-from hdvpd.geometry import pixel_rays, rays_through
+from hdvpd.geometry import rays_through
 from hdvpd.render.renderer import Renderer
 from hdvpd.types import (
     Array,
@@ -212,41 +210,49 @@ def _draw(weights: Float[Array, "s a"], count: int, key: PRNGKey) -> Int[Array, 
     return jnp.minimum(find(cdf, uniform), weights.shape[-1] - 1).astype(jnp.int32)
 
 
-def render_image(
-    model: Model, cloud: ParticleCloud, camera: Camera, height: int, width: int
+def render_images(
+    model: Model, clouds: ParticleCloud, camera: Camera, height: int, width: int
 ) -> Rendering:
-    """Render a full image in chunks of rays; memory does not depend on the image's size.
+    """Render full images in chunks of rays; memory does not depend on their number or size.
 
     Args:
       model: the world model.
-      cloud: particles of one time step.
-      camera: one camera.
+      clouds: particles, axes (g).
+      camera: the cameras that look at each, axes (g v).
       height: rows [px].
       width: columns [px].
 
     Returns:
-      Colour, planar depth and opacity, axes (h w).
+      Colour, planar depth and opacity, axes (g v h w).
     """
+    groups, views = camera.intrinsics.shape[:2]
     num_rays = height * width
     chunk = min(model.config.render.chunk_rays, num_rays)
     num_chunks = -(-num_rays // chunk)
-    rays = jax.tree.map(
-        lambda x: jnp.pad(
-            x.reshape(num_rays, *x.shape[2:]),
-            ((0, num_chunks * chunk - num_rays), *((0, 0),) * (x.ndim - 2)),
-            mode="edge",
-        ).reshape(num_chunks, chunk, *x.shape[2:]),
-        pixel_rays(camera, height, width),
-    )
-    rendering = jax.lax.map(functools.partial(model.render, cloud, key=None), rays)
-    return jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[2:])[:num_rays].reshape(height, width, *x.shape[2:]),
-        rendering,
-    )
+    clouds, camera = jax.tree.map(jnp.asarray, (clouds, camera))
+
+    def render_chunk(number: Int[Array, ""]) -> Rendering:
+        image, part = number // num_chunks, number % num_chunks
+        # The last chunk is filled up with the last pixel.
+        pixel = jnp.minimum(part * chunk + jnp.arange(chunk), num_rays - 1)
+        centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
+        cloud = jax.tree.map(lambda x: x[image // views], clouds)
+        seen_from = jax.tree.map(lambda x: x[image // views, image % views], camera)
+        return model.render(cloud, rays_through(centers, seen_from), key=None)
+
+    rendering = jax.lax.map(render_chunk, jnp.arange(groups * views * num_chunks))
+
+    def images(x: Float[Array, "a r *c"]) -> Float[Array, "g v h w *c"]:
+        rays = x.reshape(groups, views, num_chunks * chunk, *x.shape[2:])[:, :, :num_rays]
+        return rays.reshape(groups, views, height, width, *x.shape[2:])
+
+    return jax.tree.map(images, rendering)
 
 
-def ray_l2(
-    predicted: Float[Array, "b s r 3"], target: Float[Array, "b s r 3"]
-) -> Float[Array, "s"]:
-    """Return the squared colour error per predicted step, averaged over batch, rays and RGB."""
-    return jnp.mean((predicted - target) ** 2, axis=(0, 2, 3))
+def render_image(
+    model: Model, cloud: ParticleCloud, camera: Camera, height: int, width: int
+) -> Rendering:
+    """Render one image, axes (h w); see `render_images`."""
+    clouds, cameras = jax.tree.map(lambda x: x[None], (cloud, camera))
+    cameras = jax.tree.map(lambda x: x[None], cameras)
+    return jax.tree.map(lambda x: x[0, 0], render_images(model, clouds, cameras, height, width))

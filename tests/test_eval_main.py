@@ -259,27 +259,36 @@ def unused(*arguments):
     raise AssertionError(arguments)
 
 
-@pytest.mark.parametrize(("moved", "renders"), [(False, 2), (True, 8)])
-def test_a_cloud_that_rests_is_rendered_once_per_resting_camera(moved, renders):
+@pytest.mark.parametrize(("moved", "images"), [(False, 10), (True, 16)])
+def test_all_clouds_are_rendered_in_one_call_and_what_rests_once(moved, images):
     calls = []
 
-    def render(cloud, camera):
+    def render(clouds, camera):
         calls.append(camera)
-        x = np.float32(camera.camera_to_world[0, 3])
-        return Rendering(
-            rgb=np.full((3, 4, 3), x), depth_m=np.full((3, 4), x), acc=np.full((3, 4), x)
+        # A picture that tells cloud and camera.
+        x = clouds.positions[:, None, :1, 0] + camera.camera_to_world[:, :, 0, 3:]
+        x = np.broadcast_to(x[..., None], (*x.shape[:2], 3, 4))
+        return Rendering(rgb=np.stack([x] * 3, axis=-1), depth_m=x, acc=x)
+
+    def clouds(*batch):
+        return ParticleCloud(
+            positions=np.zeros((*batch, 5, 3), np.float32),
+            features=np.zeros((*batch, 5, 2), np.float32),
+            mask=np.ones((*batch, 5), bool),
         )
 
+    moving, resting = clouds(4), clouds()
+    moving.positions[:] = np.arange(10, 14)[:, None, None]
+    resting.positions[:] = 100
     compiled = rollouts.CompiledModel(unused, unused, render, unused)
-    cloud = ParticleCloud(
-        positions=np.zeros((5, 3), np.float32),
-        features=np.zeros((5, 2), np.float32),
-        mask=np.ones(5, bool),
-    )
-    rgb, depth_m = rollouts.render_clouds(compiled, [cloud] * 4, moving_camera(4, 2, moved))
-    assert len(calls) == renders
-    np.testing.assert_array_equal(rgb[:, 1, 2, 3, 0], np.arange(4) if moved else np.zeros(4))
-    assert depth_m.shape == (4, 2, 3, 4)
+    camera = moving_camera(4, 2, moved)
+    rgb, depth_m = rollouts.render_clouds(compiled, {"model": moving}, {"static": resting}, camera)
+    (seen,) = calls
+    assert np.prod(seen.intrinsics.shape[:2]) == images
+    times = np.arange(4) if moved else np.zeros(4)
+    np.testing.assert_array_equal(rgb["model"][:, 1, 2, 3, 0], np.arange(10, 14) + times)
+    np.testing.assert_array_equal(depth_m["static"][:, 0, 1, 2], 100 + times)
+    assert all(x.shape == (4, 2, 3, 4, 3) for x in rgb.values())
 
 
 class Listed(Dataset):
@@ -410,14 +419,16 @@ def test_a_prediction_that_is_not_finite_is_not_silently_left_out(runs, dataset,
     model, *_ = load_model(runs["noisy"])
     compiled = rollouts.compile_model(model)
     size = config.data.height, config.data.width
-    broken = dataclasses.replace(
-        compiled,
-        render=lambda cloud, camera: Rendering(
-            rgb=np.full((*size, 3), np.nan, np.float32),
-            depth_m=np.ones(size, np.float32),
-            acc=np.ones(size, np.float32),
-        ),
-    )
+
+    def render(clouds, camera):
+        shape = (*camera.intrinsics.shape[:2], *size)
+        return Rendering(
+            rgb=np.full((*shape, 3), np.nan, np.float32),
+            depth_m=np.ones(shape, np.float32),
+            acc=np.ones(shape, np.float32),
+        )
+
+    broken = dataclasses.replace(compiled, render=render)
     batch = read_window(dataset, 9, 0, 2 + STEPS, config.data)
     with pytest.raises(UserError, match="rollout step 0 in episode 9"):
         rollouts.evaluate_window(broken, batch, None, controls=(), seed=0, moving_threshold=0.1)

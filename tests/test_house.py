@@ -23,9 +23,7 @@ CYCLES = [
 ]
 UPWARD: set[tuple[str, str]] = set()
 LONG_FILES: set[str] = set()
-LONG_FUNCTIONS = {
-    "hdvpd.evaluation.rollouts.evaluate_window",
-}
+LONG_FUNCTIONS: set[str] = set()
 
 
 def plan() -> dict[str, int]:

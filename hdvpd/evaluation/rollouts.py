@@ -1,4 +1,4 @@
-"""What every predictor says about a held-out window, and how it scores.
+"""What every predictor says about a held-out window.
 
 The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
 
@@ -9,14 +9,14 @@ The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
 - zero_actions: the model, told that the robot stays where it was last observed;
 - shuffled_actions: the model with the plan of another episode.
 
-Everything is compiled once per kind of model and called for every window, step and camera;
-observed frames are encoded once per window, the static particles rendered once per camera that
-stands still, and a plan equal to the window's own is not rolled out again. Random is only the
-choice of particles, a function of seed, episode and start frame.
+A window costs two calls: one encodes the observed frames and predicts the clouds of all predictors,
+one renders all clouds from all cameras. Both are compiled once per kind of model. Observed frames
+are encoded once, and what does not move is rendered once per camera that stands still. Random is
+only the choice of particles, a function of seed, episode and start frame.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,12 +29,11 @@ from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.encoders.particles import visible_points
 from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import carry_particles, hold_still, replace_plan
-from hdvpd.evaluation.metrics import depth_errors, moving_pixels, score_frame
-from hdvpd.model import Model, render_image
+from hdvpd.evaluation.scoring import score_depth, score_images
+from hdvpd.model import Model, render_images
 from hdvpd.types import (
     Array,
     Batch,
-    Bool,
     Camera,
     Float,
     ParticleCloud,
@@ -46,24 +45,30 @@ from hdvpd.types import (
 
 Tree = TypeVar("Tree")
 
+CARRIED = "kinematics_only"
+"""The predictor whose particles move without a model."""
+
 
 @dataclass(frozen=True)
 class CompiledModel:
     """The jitted parts of a model.
 
     Attributes:
-      encode: (frames of one time with axes (v), key) -> cloud.
-      rollout: (cloud at -2, cloud at -1, robot with axes (2 + s), key) -> clouds with axes (s).
-      render: (cloud, camera) -> image of the configured size.
+      encode: (observed frames with axes (2 v), key) -> clouds with axes (2).
+      predict: (observed clouds with axes (2), robot by predictor, each with axes (2 + s), key) ->
+        clouds by predictor, each with axes (s).
+      render: (clouds with axes (g), cameras with axes (g v)) -> images, axes (g v h w).
       whiten: frames -> whitened colours and the mask of pixels that are not painted white.
     """
 
     encode: Callable[[RgbdFrames, PRNGKey], ParticleCloud]
-    rollout: Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], ParticleCloud]
+    predict: Callable[[ParticleCloud, dict[str, RobotPoints], PRNGKey], dict[str, ParticleCloud]]
     render: Callable[[ParticleCloud, Camera], Rendering]
     whiten: Callable[[RgbdFrames], tuple[Array, Array]]
 
 
+Images = dict[str, np.ndarray]
+"""Pictures by predictor, axes (s v h w) or (s v h w 3)."""
 CompileModel = Callable[[Model], CompiledModel]
 
 
@@ -114,21 +119,32 @@ def make_compiler(example: Model) -> CompileModel:
 
     @jax.jit
     def encode(state: Any, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
-        return nnx.merge(graphdef, state).encode(frames, key)
+        keys = jax.random.split(key, OBSERVED_FRAMES)
+        return jax.vmap(nnx.merge(graphdef, state).encode)(frames, keys)
 
     @jax.jit
-    def rollout(
-        state: Any,
-        previous: ParticleCloud,
-        current: ParticleCloud,
-        robot: RobotPoints,
-        key: PRNGKey,
-    ) -> ParticleCloud:
-        return nnx.merge(graphdef, state).rollout(previous, current, robot, key)
+    def predict(
+        state: Any, observed: ParticleCloud, robots: dict[str, RobotPoints], key: PRNGKey
+    ) -> dict[str, ParticleCloud]:
+        model, (previous, current) = (
+            nnx.merge(graphdef, state),
+            (_at(observed, 0), _at(observed, 1)),
+        )
+        told = {name: robot for name, robot in robots.items() if name != CARRIED}
+        # One plan at a time, so that memory is that of one rollout. Every plan with the same
+        # walkers, so that only the actions differ.
+        rolled_out = jax.lax.map(
+            lambda robot: model.rollout(previous, current, robot, jax.random.clone(key)),
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *told.values()),
+        )
+        clouds = {name: _at(rolled_out, i) for i, name in enumerate(told)}
+        if CARRIED in robots:
+            clouds[CARRIED] = carry_particles(previous, current, robots[CARRIED])
+        return clouds
 
     @jax.jit
-    def render(state: Any, cloud: ParticleCloud, camera: Camera) -> Rendering:
-        return render_image(nnx.merge(graphdef, state), cloud, camera, *size)
+    def render(state: Any, clouds: ParticleCloud, camera: Camera) -> Rendering:
+        return render_images(nnx.merge(graphdef, state), clouds, camera, *size)
 
     @jax.jit
     def whiten(frames: RgbdFrames) -> tuple[Array, Array]:
@@ -140,7 +156,7 @@ def make_compiler(example: Model) -> CompileModel:
         state = nnx.state(model)
         return CompiledModel(
             encode=functools.partial(encode, state),
-            rollout=functools.partial(rollout, state),
+            predict=functools.partial(predict, state),
             render=functools.partial(render, state),
             whiten=whiten,
         )
@@ -148,7 +164,7 @@ def make_compiler(example: Model) -> CompileModel:
     return bind
 
 
-def _at(tree: Tree, index: int | tuple[int, int]) -> Tree:
+def _at(tree: Tree, index: int) -> Tree:
     return jax.tree.map(lambda x: x[index], tree)
 
 
@@ -159,62 +175,78 @@ def window_keys(seed: int, batch: Batch) -> tuple[PRNGKey, PRNGKey]:
     return encode_key, rollout_key
 
 
-def encode_observed(
-    compiled: CompiledModel, batch: Batch, key: PRNGKey
-) -> tuple[ParticleCloud, ParticleCloud]:
-    """Encode the two observed frames of a window.
+def told_robots(
+    robot: RobotPoints, lent: RobotPoints | None, controls: Sequence[str]
+) -> dict[str, RobotPoints]:
+    """Say what the model and every control that moves particles are told of the robot.
 
     Args:
-      compiled: the model.
-      batch: a window without a batch axis.
-      key: draws the particles.
+      robot: of the window, axes (2 + s).
+      lent: the robot of the window that lends its plan, if `shuffled_actions` is asked for.
+      controls: what is asked for.
 
     Returns:
-      The clouds at -2 and -1.
+      Robots by predictor.
     """
-    keys = jax.random.split(key, OBSERVED_FRAMES)
-    previous, current = (
-        compiled.encode(_at(batch.frames, frame), keys[frame]) for frame in range(OBSERVED_FRAMES)
-    )
-    return previous, current
+    robots = {"model": robot}
+    for control in controls:
+        match control:
+            case "kinematics_only":
+                robots[control] = robot
+            case "zero_actions":
+                robots[control] = hold_still(robot)
+            case "shuffled_actions":
+                if lent is None:
+                    raise ValueError(f"{control} needs a plan.")
+                robots[control] = replace_plan(robot, lent)
+    return robots
 
 
 def render_clouds(
-    compiled: CompiledModel, clouds: list[ParticleCloud], camera: Camera
-) -> tuple[Float[np.ndarray, "s v h w 3"], Float[np.ndarray, "s v h w"]]:
-    """Render a cloud per step from every camera.
-
-    An image is made anew only if the cloud or the camera is another than the step before.
+    compiled: CompiledModel,
+    moving: Mapping[str, ParticleCloud],
+    resting: Mapping[str, ParticleCloud],
+    camera: Camera,
+) -> tuple[Images, Images]:
+    """Render the clouds of all predictors from every camera, in one call.
 
     Args:
       compiled: the model.
-      clouds: one per step; the same object where nothing moves.
+      moving: clouds by predictor, axes (s).
+      resting: one cloud by predictor, shown at every step; rendered once if all cameras rest too.
       camera: axes (s v).
 
     Returns:
-      Colours in [0, 1] and planar depth [m].
+      Colours by predictor, axes (s v h w 3), and planar depth [m], axes (s v h w).
     """
-    num_views = camera.intrinsics.shape[1]
-    rgb: list[list[np.ndarray]] = []
-    depth_m: list[list[np.ndarray]] = []
-    for step, cloud in enumerate(clouds):
-        rgb.append([])
-        depth_m.append([])
-        for view in range(num_views):
-            if step > 0 and cloud is clouds[step - 1] and _stands_still(camera, step, view):
-                rgb[step].append(rgb[step - 1][view])
-                depth_m[step].append(depth_m[step - 1][view])
-                continue
-            rendering = compiled.render(cloud, _at(camera, (step, view)))
-            rgb[step].append(np.asarray(rendering.rgb))
-            depth_m[step].append(np.asarray(rendering.depth_m))
-    return np.stack([np.stack(row) for row in rgb]), np.stack([np.stack(row) for row in depth_m])
+    steps = camera.intrinsics.shape[0]
+    shown = 1 if _stands_still(camera) else steps
+    some = jax.tree.map(lambda x: x[:shown], camera)
+    repeated = [jax.tree.map(lambda x: _repeat(x, shown), c) for c in resting.values()]
+    rendering = compiled.render(
+        _concatenate([*moving.values(), *repeated]),
+        _concatenate([camera] * len(moving) + [some] * len(resting)),
+    )
+    ends = np.cumsum([steps] * len(moving) + [shown] * len(resting))[:-1]
+
+    def by_predictor(images: Array) -> Images:
+        parts = np.split(np.asarray(images), ends)
+        every_step = [np.broadcast_to(x, (steps, *x.shape[1:])) for x in parts]
+        return dict(zip([*moving, *resting], every_step, strict=True))
+
+    return by_predictor(rendering.rgb), by_predictor(rendering.depth_m)
 
 
-def _stands_still(camera: Camera, step: int, view: int) -> bool:
-    now, before = _at(camera, (step, view)), _at(camera, (step - 1, view))
-    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(before), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
+def _repeat(x: Array, times: int) -> np.ndarray:
+    return np.broadcast_to(np.asarray(x), (times, *x.shape))
+
+
+def _concatenate(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *trees)
+
+
+def _stands_still(camera: Camera) -> bool:
+    return all(bool(np.all(leaf == leaf[:1])) for leaf in jax.tree.leaves(camera))
 
 
 def evaluate_window(
@@ -244,51 +276,33 @@ def evaluate_window(
       UserError: the model predicts something that is not a number.
     """
     truth, visible = (np.asarray(x) for x in compiled.whiten(batch.frames))
-    observed = encode_observed(compiled, batch, window_keys(seed, batch)[0])
-    future = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], batch.frames)
-    steps, last = len(truth) - OBSERVED_FRAMES, truth[OBSERVED_FRAMES - 1]
-
-    def roll_out(robot: RobotPoints) -> ParticleCloud:
-        # Every plan with the same walkers, so that only the actions differ.
-        return compiled.rollout(*observed, robot, window_keys(seed, batch)[1])
-
-    def render(clouds: ParticleCloud) -> tuple[np.ndarray, np.ndarray]:
-        each = [_at(clouds, step) for step in range(steps)]
-        return render_clouds(compiled, each, future.camera)
-
-    def render_plan(robot: RobotPoints) -> np.ndarray:
-        own = np.array_equal(robot.positions, batch.robot.positions)
-        if own and np.array_equal(robot.gripper, batch.robot.gripper):
-            return prediction
-        return render(roll_out(robot))[0]
-
-    def predict(control: str) -> np.ndarray:
-        match control:
-            case "static_render":
-                return render_clouds(compiled, [observed[1]] * steps, future.camera)[0]
-            case "copy_last_frame":
-                return np.broadcast_to(last, prediction.shape)
-            case "kinematics_only":
-                return render(carry_particles(*observed, batch.robot))[0]
-            case "zero_actions":
-                return render_plan(hold_still(batch.robot))
-            case "shuffled_actions" if lent is not None:
-                return render_plan(replace_plan(batch.robot, lent))
-        raise ValueError(control)
-
-    clouds = roll_out(batch.robot)
-    prediction, depth_m = render(clouds)
-    images = {"model": prediction} | {control: predict(control) for control in controls}
+    last, future = truth[OBSERVED_FRAMES - 1], truth[OBSERVED_FRAMES:]
+    encode_key, rollout_key = window_keys(seed, batch)
+    observed = compiled.encode(_until(batch.frames, OBSERVED_FRAMES), encode_key)
+    robots = told_robots(batch.robot, lent, controls)
+    clouds = compiled.predict(observed, robots, rollout_key)
+    resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
+    camera = _from(batch.frames.camera, OBSERVED_FRAMES)
+    rgb, depth_m = render_clouds(compiled, clouds, resting, camera)
+    rgb["copy_last_frame"] = np.broadcast_to(last, future.shape)
+    images = {name: rgb[name] for name in ("model", *controls)}
     _require_finite(images, batch)
+    measured_m = np.asarray(batch.frames.depth_m[OBSERVED_FRAMES:])
     return WindowResult(
-        scores=score_images(images, truth[OBSERVED_FRAMES:], last, moving_threshold),
-        depth=score_depth(depth_m, np.asarray(future.depth_m), visible[OBSERVED_FRAMES:]),
+        scores=score_images(images, future, last, moving_threshold),
+        depth=score_depth(depth_m["model"], measured_m, visible[OBSERVED_FRAMES:]),
         truth=truth,
-        prediction=prediction,
-        clouds=jax.tree.map(
-            lambda a, b, c: np.asarray(jnp.concatenate([a[None], b[None], c])), *observed, clouds
-        ),
+        prediction=images["model"],
+        clouds=_concatenate([observed, clouds["model"]]),
     )
+
+
+def _until(tree: Tree, end: int) -> Tree:
+    return jax.tree.map(lambda x: x[:end], tree)
+
+
+def _from(tree: Tree, start: int) -> Tree:
+    return jax.tree.map(lambda x: x[start:], tree)
 
 
 def _require_finite(images: dict[str, Float[np.ndarray, "s v h w 3"]], batch: Batch) -> None:
@@ -301,52 +315,3 @@ def _require_finite(images: dict[str, Float[np.ndarray, "s v h w 3"]], batch: Ba
                 f"{int(batch.episode)} from frame {int(batch.start)} is not finite; this "
                 "checkpoint is unusable. Choose an earlier one with --step, or train again."
             )
-
-
-def score_images(
-    images: dict[str, Float[np.ndarray, "s v h w 3"]],
-    truth: Float[np.ndarray, "s v h w 3"],
-    last_observed: Float[np.ndarray, "v h w 3"],
-    moving_threshold: float,
-) -> Float[np.ndarray, "predictors v s 4"]:
-    """Score predictors' images.
-
-    Args:
-      images: frames by predictor.
-      truth: the whitened frames they predict.
-      last_observed: the whitened last observed frame.
-      moving_threshold: see `metrics.moving_pixels`.
-
-    Returns:
-      `METRICS` in the order of `images`.
-    """
-    steps, views = truth.shape[:2]
-    scores = np.empty((len(images), views, steps, 4))
-    for step, view in np.ndindex(steps, views):
-        moving = moving_pixels(truth[step, view], last_observed[view], moving_threshold)
-        for i, image in enumerate(images.values()):
-            scores[i, view, step] = score_frame(image[step, view], truth[step, view], moving)
-    return scores
-
-
-def score_depth(
-    depth_m: Float[np.ndarray, "s v h w"],
-    truth_m: Float[np.ndarray, "s v h w"],
-    visible: Bool[np.ndarray, "s v h w"],
-) -> Float[np.ndarray, "v s 2"]:
-    """Score the model's depth where depth was measured and can be rendered.
-
-    Args:
-      depth_m: rendered planar depth [m].
-      truth_m: measured planar depth [m].
-      visible: pixels that are not painted white.
-
-    Returns:
-      `DEPTH_METRICS`.
-    """
-    steps, views = depth_m.shape[:2]
-    scores = np.empty((views, steps, 2))
-    for step, view in np.ndindex(steps, views):
-        errors = depth_errors(depth_m[step, view], truth_m[step, view], visible[step, view])
-        scores[view, step] = errors
-    return scores
