@@ -256,3 +256,10 @@ def render_image(
     clouds, cameras = jax.tree.map(lambda x: x[None], (cloud, camera))
     cameras = jax.tree.map(lambda x: x[None], cameras)
     return jax.tree.map(lambda x: x[0, 0], render_images(model, clouds, cameras, height, width))
+
+
+def ray_l2(
+    predicted: Float[Array, "b s r 3"], target: Float[Array, "b s r 3"]
+) -> Float[Array, "s"]:
+    """Return the squared colour error per predicted step, averaged over batch, rays and RGB."""
+    return jnp.mean((predicted - target) ** 2, axis=(0, 2, 3))
