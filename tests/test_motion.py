@@ -38,12 +38,17 @@ def config(debug_config):
 
 @jax.jit
 def encode(frames, key):
+    return jax.vmap(encode_frame)(frames, jax.random.split(key))
+
+
+def encode_frame(frames, key):
     points, valid = visible_points(frames.depth_m, frames.camera, *BOX, 3.0)
     points = points.reshape(-1, 3)
     return subsample(points, jnp.zeros((len(points), 2)), valid.reshape(-1), 800, key)
 
 
-def go_with_the_tool(previous, current, robot, key):
+def go_with_the_tool(observed, robot, key):
+    current = jax.tree.map(lambda x: x[1], observed)
     tool = robot.positions[:, 2]
     motion = tool[2:] - tool[1:2]
     repeated = jax.tree.map(lambda x: jnp.repeat(x[None], len(motion), axis=0), current)

@@ -10,6 +10,7 @@ the same carried along with the robot (`controls.carry_particles`). Lengths are 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from hdvpd.config import Config
@@ -17,7 +18,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
 from hdvpd.evaluation.controls import carry_particles
-from hdvpd.evaluation.rollouts import CompiledModel, encode_observed, window_keys
+from hdvpd.evaluation.rollouts import CompiledModel, window_keys
 from hdvpd.reporting.statistics import masked_mean
 from hdvpd.types import Array, Bool, Float, ParticleCloud
 
@@ -179,12 +180,13 @@ def _score_window(
     if objects is None:
         raise ValueError(f"the objects of episode {episode} are not known")
     encode_key, rollout_key = window_keys(config.eval.seed, batch)
-    observed = encode_observed(compiled, batch, encode_key)
-    truth = particle_truth(observed[1], objects, robot.positions)
-    still = np.repeat(np.asarray(observed[1].positions)[None], config.eval.num_steps, axis=0)
+    observed = compiled.encode(batch.frames, encode_key)
+    previous, current = (jax.tree.map(lambda x, i=i: x[i], observed) for i in range(2))
+    truth = particle_truth(current, objects, robot.positions)
+    still = np.repeat(np.asarray(current.positions)[None], config.eval.num_steps, axis=0)
     predictions = (
-        compiled.rollout(*observed, robot, rollout_key).positions,
+        compiled.rollout(observed, robot, rollout_key).positions,
         still,
-        carry_particles(*observed, robot).positions,
+        carry_particles(previous, current, robot).positions,
     )
     return np.stack([score_motion(positions, truth) for positions in predictions])

@@ -9,10 +9,10 @@ The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
 - zero_actions: the model, told that the robot stays where it was last observed;
 - shuffled_actions: the model with the plan of another episode.
 
-A window costs two calls: one encodes the observed frames and predicts the clouds of all predictors,
-one renders all clouds from all cameras. Both are compiled once per kind of model. Observed frames
-are encoded once, and what does not move is rendered once per camera that stands still. Random is
-only the choice of particles, a function of seed, episode and start frame.
+Each part is compiled once per kind of model. Observed frames are encoded once per window, each plan
+is rolled out in one call, and one more renders all clouds of all predictors from all cameras; what
+does not move is rendered once per camera that stands still. Random is only the choice of particles,
+a function of seed, episode and start frame.
 """
 
 import functools
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -45,9 +44,6 @@ from hdvpd.types import (
 
 Tree = TypeVar("Tree")
 
-CARRIED = "kinematics_only"
-"""The predictor whose particles move without a model."""
-
 
 @dataclass(frozen=True)
 class CompiledModel:
@@ -55,14 +51,13 @@ class CompiledModel:
 
     Attributes:
       encode: (observed frames with axes (2 v), key) -> clouds with axes (2).
-      predict: (observed clouds with axes (2), robot by predictor, each with axes (2 + s), key) ->
-        clouds by predictor, each with axes (s).
+      rollout: (observed clouds with axes (2), robot with axes (2 + s), key) -> clouds, axes (s).
       render: (clouds with axes (g), cameras with axes (g v)) -> images, axes (g v h w).
       whiten: frames -> whitened colours and the mask of pixels that are not painted white.
     """
 
     encode: Callable[[RgbdFrames, PRNGKey], ParticleCloud]
-    predict: Callable[[ParticleCloud, dict[str, RobotPoints], PRNGKey], dict[str, ParticleCloud]]
+    rollout: Callable[[ParticleCloud, RobotPoints, PRNGKey], ParticleCloud]
     render: Callable[[ParticleCloud, Camera], Rendering]
     whiten: Callable[[RgbdFrames], tuple[Array, Array]]
 
@@ -123,24 +118,11 @@ def make_compiler(example: Model) -> CompileModel:
         return jax.vmap(nnx.merge(graphdef, state).encode)(frames, keys)
 
     @jax.jit
-    def predict(
-        state: Any, observed: ParticleCloud, robots: dict[str, RobotPoints], key: PRNGKey
-    ) -> dict[str, ParticleCloud]:
-        model, (previous, current) = (
-            nnx.merge(graphdef, state),
-            (_at(observed, 0), _at(observed, 1)),
-        )
-        told = {name: robot for name, robot in robots.items() if name != CARRIED}
-        # One plan at a time, so that memory is that of one rollout. Every plan with the same
-        # walkers, so that only the actions differ.
-        rolled_out = jax.lax.map(
-            lambda robot: model.rollout(previous, current, robot, jax.random.clone(key)),
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *told.values()),
-        )
-        clouds = {name: _at(rolled_out, i) for i, name in enumerate(told)}
-        if CARRIED in robots:
-            clouds[CARRIED] = carry_particles(previous, current, robots[CARRIED])
-        return clouds
+    def rollout(
+        state: Any, observed: ParticleCloud, robot: RobotPoints, key: PRNGKey
+    ) -> ParticleCloud:
+        previous, current = _at(observed, 0), _at(observed, 1)
+        return nnx.merge(graphdef, state).rollout(previous, current, robot, key)
 
     @jax.jit
     def render(state: Any, clouds: ParticleCloud, camera: Camera) -> Rendering:
@@ -156,7 +138,7 @@ def make_compiler(example: Model) -> CompileModel:
         state = nnx.state(model)
         return CompiledModel(
             encode=functools.partial(encode, state),
-            predict=functools.partial(predict, state),
+            rollout=functools.partial(rollout, state),
             render=functools.partial(render, state),
             whiten=whiten,
         )
@@ -175,31 +157,40 @@ def window_keys(seed: int, batch: Batch) -> tuple[PRNGKey, PRNGKey]:
     return encode_key, rollout_key
 
 
-def told_robots(
-    robot: RobotPoints, lent: RobotPoints | None, controls: Sequence[str]
-) -> dict[str, RobotPoints]:
-    """Say what the model and every control that moves particles are told of the robot.
+def predict_clouds(
+    compiled: CompiledModel,
+    observed: ParticleCloud,
+    robot: RobotPoints,
+    lent: RobotPoints | None,
+    *,
+    controls: Sequence[str],
+    key: PRNGKey,
+) -> dict[str, ParticleCloud]:
+    """Predict the particles of the model and of every control that moves them.
 
     Args:
+      compiled: the model.
+      observed: clouds at -2 and -1, axes (2).
       robot: of the window, axes (2 + s).
       lent: the robot of the window that lends its plan, if `shuffled_actions` is asked for.
       controls: what is asked for.
+      key: draws what the dynamics draws, alike for every plan, so that only the actions differ.
 
     Returns:
-      Robots by predictor.
+      Clouds by predictor, axes (s).
     """
-    robots = {"model": robot}
+    clouds = {"model": compiled.rollout(observed, robot, key)}
     for control in controls:
         match control:
             case "kinematics_only":
-                robots[control] = robot
+                clouds[control] = carry_particles(_at(observed, 0), _at(observed, 1), robot)
             case "zero_actions":
-                robots[control] = hold_still(robot)
+                clouds[control] = compiled.rollout(observed, hold_still(robot), key)
             case "shuffled_actions":
                 if lent is None:
                     raise ValueError(f"{control} needs a plan.")
-                robots[control] = replace_plan(robot, lent)
-    return robots
+                clouds[control] = compiled.rollout(observed, replace_plan(robot, lent), key)
+    return clouds
 
 
 def render_clouds(
@@ -279,8 +270,9 @@ def evaluate_window(
     last, future = truth[OBSERVED_FRAMES - 1], truth[OBSERVED_FRAMES:]
     encode_key, rollout_key = window_keys(seed, batch)
     observed = compiled.encode(_until(batch.frames, OBSERVED_FRAMES), encode_key)
-    robots = told_robots(batch.robot, lent, controls)
-    clouds = compiled.predict(observed, robots, rollout_key)
+    clouds = predict_clouds(
+        compiled, observed, batch.robot, lent, controls=controls, key=rollout_key
+    )
     resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
     camera = _from(batch.frames.camera, OBSERVED_FRAMES)
     rgb, depth_m = render_clouds(compiled, clouds, resting, camera)
