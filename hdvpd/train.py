@@ -25,6 +25,7 @@ from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
+from hdvpd.training.parallel import Layout, make_layout
 from hdvpd.training.reporting import save_first_batch
 from hdvpd.training.run_folder import find_run, lock_run, require_same_run
 from hdvpd.training.session import Session, Validate, average_batches, new_progress
@@ -84,19 +85,20 @@ def main(
     """
     keep_freed_memory()
     path = find_run(Path(run_dir), resume, step)
-    data = open_data(config)
+    data, layout = open_data(config), make_layout(config.train)
     with StopSignals() as stop, lock_run(path), contextlib.ExitStack() as opened:
         store = CheckpointStore(path, config.train.keep_checkpoints)
         graphdef, state, progress = start_or_restore(store, config, data, step)
         session = Session(path, config, data.scene, store, progress)
         opened.callback(session.close)
         loader = opened.enter_context(contextlib.closing(open_loader(config, data, session.step)))
-        batches = device_batches(loader, config.train.num_steps - session.step)
+        state = layout.place_state(state)
+        batches = device_batches(loader, config.train.num_steps - session.step, layout)
         batch = next(batches, None)
-        key = jax.random.key(config.train.seed)
+        key = layout.place_everywhere(jax.random.key(config.train.seed))
         train_step = (make_step or make_train_step)(config, graphdef)
         train_step = compile_step(session, train_step, state, batch, key)
-        validate = make_validator(session, config, graphdef, data, stop)
+        validate = make_validator(session, config, graphdef, data, stop, layout)
 
         if batch is not None and session.step == 0:
             save_first_batch(path / "first_batch.png", batch)
@@ -209,10 +211,10 @@ def open_loader(config: Config, data: TrainingData, start_step: int) -> Loader:
     )
 
 
-def device_batches(loader: Loader, count: int) -> Iterator[Batch]:
-    """Copy the loader's next `count` batches to the device, each when it is asked for."""
+def device_batches(loader: Loader, count: int, layout: Layout) -> Iterator[Batch]:
+    """Copy the loader's next `count` batches to the devices, each when it is asked for."""
     for _, batch in itertools.islice(loader, count):
-        yield jax.device_put(batch)
+        yield layout.place_batch(batch)
 
 
 def compile_step(
@@ -231,7 +233,12 @@ def compile_ahead(function: Callable[..., Any], *arguments: Any) -> Callable[...
 
 
 def make_validator(
-    session: Session, config: Config, graphdef: nnx.GraphDef, data: TrainingData, stop: StopSignals
+    session: Session,
+    config: Config,
+    graphdef: nnx.GraphDef,
+    data: TrainingData,
+    stop: StopSignals,
+    layout: Layout,
 ) -> Validate:
     """Make the validation of a run: loss on fixed held-out windows with fixed rays.
 
@@ -241,6 +248,7 @@ def make_validator(
       graphdef: of the model.
       data: holds the windows.
       stop: ends a validation early.
+      layout: every device computes all of the validation.
 
     Returns:
       Function from parameters to mean metrics; None if it was stopped.
@@ -259,8 +267,9 @@ def make_validator(
             if stop.received:
                 return None
             read = [read_window(data.dataset, *window, length, config.data) for window in part]
-            batch = jax.device_put(stack_windows(read))
+            batch = layout.place_everywhere(stack_windows(read))
             key = jax.random.fold_in(jax.random.key(config.train.seed + 1), number)
+            key = layout.place_everywhere(key)
             if not compiled:
                 with session.report.compiling("the validation step"):
                     compiled.append(compile_ahead(validate, params, batch, key))

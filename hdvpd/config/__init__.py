@@ -184,6 +184,13 @@ class TrainConfig(Settings):
     """Training steps (paper)."""
     batch_size: Count = 16
     """Windows per step (paper)."""
+    accumulate: Annotated[Count, Free("resume")] = 1
+    """Parts in which a device works off its windows of a step, one after another: memory of one
+    part. Sums are rounded otherwise, nothing else changes."""
+    num_devices: Annotated[CountOrZero, Free("resume")] = 1
+    """Devices that share the windows of a step; 0 takes all."""
+    shard_state: Annotated[bool, Free("resume")] = False
+    """Spread parameters and optimiser over the devices instead of repeating them on each."""
     horizon: Count = 6
     """Predicted frames per window (paper)."""
     num_rays: Count = 128

@@ -15,6 +15,7 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, learning_rate
+from hdvpd.training.parallel import Layout, make_gradient, make_layout
 from hdvpd.types import Array, Batch, Int, PRNGKey, pytree
 
 Params = Any
@@ -69,8 +70,12 @@ def create_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, 
     )
 
 
-def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
+def make_train_step(
+    config: Config, graphdef: nnx.GraphDef, layout: Layout | None = None
+) -> TrainStep:
     """Return the jitted step, a function of (state, batch, the run's key); it donates the state.
+
+    State, batch and key lie as `layout` says, by default the configuration's.
 
     The seed of `config` is not part of it: runs that differ in nothing else can share one step.
     A non-finite loss or gradient leaves parameters and optimiser as they were and is counted;
@@ -78,15 +83,20 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     """
     optimizer = create_optimizer(config.train)
     schedule = learning_rate(config.train)
+    layout = layout or make_layout(config.train)
+
+    def loss(
+        params: Params, batch: Batch, key: PRNGKey, first_window: Int[Array, ""] | int
+    ) -> tuple[jax.Array, jax.Array]:
+        model = merge_model(graphdef, params)
+        per_step = jnp.asarray(model.loss(batch, key, first_window=first_window))
+        return jnp.mean(per_step), per_step
+
+    gradient = make_gradient(loss, layout)
 
     def train_step(state: TrainState, batch: Batch, run_key: PRNGKey) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(run_key, state.step)
-
-        def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            per_step = jnp.asarray(merge_model(graphdef, params).loss(batch, key))
-            return jnp.mean(per_step), per_step
-
-        (value, per_step), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        (value, per_step), grads = gradient(state.params, batch, key)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
         # Zeros instead of NaN also keep the optimiser's own arithmetic finite.
@@ -114,7 +124,7 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
             "nonfinite_in_row": new_state.nonfinite_in_row,
         }
         metrics |= {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
-        return new_state, metrics
+        return layout.constrain_state(new_state), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 

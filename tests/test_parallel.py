@@ -1,0 +1,73 @@
+"""Batches spread over devices and parts: the same training as on one device at once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scenes
+
+from hdvpd.errors import UserError
+from hdvpd.training.parallel import make_layout
+from hdvpd.training.step import create_train_state, make_train_step
+
+CONFIG = scenes.tiny_config(train={"batch_size": 4, "num_rays": 24})
+
+
+def config(**train):
+    return dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, **train))
+
+
+def train(config, steps=2):
+    """Return parameters and metrics after some steps on a batch of four different windows."""
+    layout = make_layout(config.train)
+    graphdef, state = create_train_state(config, scenes.SCENE)
+    step = make_train_step(config, graphdef)
+    batch = layout.place_batch(jax.tree.map(jnp.asarray, scenes.make_batch(4, 4, 12, 16)))
+    key = layout.place_everywhere(jax.random.key(0))
+    state = layout.place_state(state)
+    placed = jax.tree.map(lambda x: x.sharding, state)
+    with jax.debug_key_reuse(False):
+        for _ in range(steps):
+            state, metrics = step(state, batch, key)
+    assert jax.tree.map(lambda x: x.sharding, state) == placed or layout.mesh.size == 1
+    return state, jax.device_get(metrics)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(CONFIG)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 2},
+        {"num_devices": 2},
+        {"num_devices": 0, "accumulate": 2, "shard_state": True},
+    ],
+)
+def test_devices_and_parts_change_rounding_only(alone, settings):
+    state, metrics = train(config(**settings))
+    for name, value in alone[1].items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-4, err_msg=name)
+    for one, other in zip(
+        jax.tree.leaves(alone[0].params), jax.tree.leaves(state.params), strict=True
+    ):
+        # Adam's first steps have the size of the rate whatever the gradient: compare with that.
+        assert (
+            np.abs(np.asarray(one) - np.asarray(other)).max() < 0.2 * CONFIG.train.learning_rates[0]
+        )
+    if settings.get("shard_state"):
+        spread = [x for x in jax.tree.leaves(state.opt_state) if not x.is_fully_replicated]
+        assert sum(x.size for x in spread) > 0.8 * sum(
+            x.size for x in jax.tree.leaves(state.opt_state)
+        )
+
+
+def test_what_cannot_be_divided_is_refused():
+    with pytest.raises(UserError, match=r"batch_size = 4 .* 3 parts.*multiple of 3"):
+        make_layout(config(accumulate=3).train)
+    with pytest.raises(UserError, match=r"num_devices is 512, but jax sees 2"):
+        make_layout(config(num_devices=512).train)
