@@ -20,8 +20,10 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
+from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
+from hdvpd.errors import UserError
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
@@ -136,12 +138,34 @@ def open_data(config: Config) -> TrainingData:
         index = WindowIndex(dataset, "validation", length)
         count = min(config.train.validation_windows, len(index))
         held_out = index.sample(config.train.seed, 0, count)
+    windows = WindowIndex(dataset, "train", length)
+    if config.train.moving_window_share > 0:
+        favour_moving(dataset, windows, config)
     return TrainingData(
         dataset=dataset,
         scene=dataset.scene_spec(config.data),
-        windows=WindowIndex(dataset, "train", length),
+        windows=windows,
         held_out=held_out,
     )
+
+
+def favour_moving(dataset: Dataset, windows: WindowIndex, config: Config) -> None:
+    """Draw `train.moving_window_share` of the windows from those in which an object moves.
+
+    Raises:
+      UserError: nothing moves in any window.
+    """
+    share = config.train.moving_window_share
+    moving = moving_windows(dataset, windows, config.data)
+    if not moving:
+        raise UserError(
+            f"train.moving_window_share = {share} asks for windows in which an object moves, but "
+            f"in the {len(windows)} training windows of {dataset.path} none does. Use 0."
+        )
+    print(
+        f"windows  {len(moving)} of {len(windows)} with a moving object: {share:.0%} of the draws"
+    )
+    windows.favour(moving, share)
 
 
 def start_or_restore(

@@ -20,7 +20,7 @@ from hdvpd.commands import compare_runs
 from hdvpd.commands.compare_runs import PlannedRun, plan_runs
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config, to_toml
-from hdvpd.config.members import member_names
+from hdvpd.config.members import member_names, with_member
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
@@ -200,7 +200,7 @@ def test_a_shared_compiled_model_uses_each_models_own_parameters(out):
 
 def test_a_damaged_checkpoint_is_not_a_finished_run(out, experiment, tmp_path):
     folder = shutil.copytree(out / "runs" / "none-0", tmp_path / "none-0")
-    config = compare_runs.member_config(load_config(str(experiment)), "none", 0)
+    config = compare_runs.with_seed(with_member(load_config(str(experiment)), "none"), 0)
     run = PlannedRun("none", config, folder)
     identity = Dataset(config.data.path).identity()
     assert compare_runs.is_finished(run, identity)
@@ -269,7 +269,7 @@ def test_a_member_can_be_a_file(debug_config, tmp_path):
 def test_members_differ_in_the_dynamics_only():
     config, shared = load_config("compare"), []
     for member in member_names():
-        own = compare_runs.member_config(config, member, 0)
+        own = compare_runs.with_seed(with_member(config, member), 0)
         assert dataclasses.replace(own, model=config.model) == config
         model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=nnx.Rngs(0)))
         total, dynamics = (compare_runs.count_parameters(part) for part in (model, model.dynamics))

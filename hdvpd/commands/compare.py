@@ -7,8 +7,10 @@ from typing import Annotated
 import tyro
 
 from hdvpd.commands.base import AbstractCommand
-from hdvpd.commands.flags import Names
+from hdvpd.commands.flags import Names, optional
 from hdvpd.commands.train import ConfigFlags
+
+MEMBERS = ("grf", "grf_sampled", "mp", "none", "graph_network")
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,14 @@ class Compare(AbstractCommand):
         "compare"
     )
     """Experiment that all members share: name or path of a TOML file."""
-    members: Names = ("grf", "grf_sampled", "mp", "none", "graph_network")
-    """Members, separated by commas: those of `configs/members`, or paths of such files."""
+    members: Annotated[Names, optional("NAMES")] = ()
+    """Members, separated by commas: those of `configs/members`, or paths of such files. By default
+    grf,grf_sampled,mp,none,graph_network; with --vary the experiment's own."""
+    vary: Annotated[tuple[str, ...], optional("KEY=VALUE,VALUE")] = ()
+    """Values of the configuration to compare, in every combination:
+    --vary train.clip-norm=0.01,0.1 model.carry=true,false."""
     seeds: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
-    """Runs per member."""
+    """Runs per member and combination."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")
     """Folder of the results and, in `runs`, of the runs."""
     config: ConfigFlags = field(default_factory=dict)
@@ -39,7 +45,8 @@ class Compare(AbstractCommand):
         compare_runs.main(
             self.experiment,
             out=self.out,
-            members=self.members,
+            members=self.members or (() if self.vary else MEMBERS),
+            vary=self.vary,
             num_seeds=self.seeds,
             overrides=self.config,
         )

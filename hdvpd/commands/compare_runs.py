@@ -1,8 +1,8 @@
 """`hdvpd compare`: train every member of the dynamics family alike, and score all of them together.
 
 All runs share one experiment: data, encoder, renderer, optimiser, step budget and seeds; only what
-their member's file states differs. The members take turns, so that a change of the machine's load
-meets all of them, and the first round already compares them.
+their member's file states differs, or the values that are varied. The members take turns, so that
+a change of the machine's load meets all of them, and the first round already compares them.
 
 Everything is kept in the runs' folders. The same command continues after an interruption: a
 finished run is not trained again, an interrupted one is resumed exactly, and a checkpoint that was
@@ -22,9 +22,10 @@ from flax import nnx
 
 import hdvpd.train
 from hdvpd.config import Config
-from hdvpd.config.experiments import load_config
+from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
+from hdvpd.config.variants import Variant, list_variants
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.eval import prepare
@@ -79,6 +80,7 @@ def main(
     *,
     out: Path,
     members: Sequence[str],
+    vary: Sequence[str] = (),
     num_seeds: int = 3,
     overrides: Tables | None = None,
 ) -> None:
@@ -87,8 +89,10 @@ def main(
     Args:
       experiment: name or file of the experiment that all members share.
       out: folder of the results; the runs are in its folder `runs`.
-      members: names of members, or paths of their files.
-      num_seeds: runs per member, with the seeds from `train.seed` on.
+      members: names of members, or paths of their files; none is the experiment's own.
+      vary: values of the configuration (`variants.list_variants`); every combination of them is
+        compared, with every member.
+      num_seeds: runs of each, with the seeds from `train.seed` on.
       overrides: what to change of the experiment, as tables, for every run.
 
     Raises:
@@ -96,7 +100,8 @@ def main(
       SystemExit: after a signal, with everything saved.
     """
     keep_freed_memory()
-    runs = plan_runs(load_config(experiment, overrides), members, num_seeds, out / "runs")
+    config = load_config(experiment, overrides)
+    runs = plan_runs(config, members, num_seeds, out / "runs", vary)
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))
@@ -110,48 +115,63 @@ def main(
 
 
 def plan_runs(
-    config: Config, members: Sequence[str], num_seeds: int, folder: Path
+    config: Config,
+    members: Sequence[str],
+    num_seeds: int,
+    folder: Path,
+    vary: Sequence[str] = (),
 ) -> list[PlannedRun]:
     """List all runs, in the order in which they are trained.
 
     Args:
-      config: what all members share.
-      members: names of members, or paths of their files.
-      num_seeds: runs per member.
+      config: what all runs share.
+      members: names of members, or paths of their files; none is the experiment's own.
+      num_seeds: runs per member and variant.
       folder: of the runs' folders.
+      vary: values of the configuration, as in `main`.
 
     Raises:
-      UserError: a member is unknown or named twice, or there is none, or no seed.
+      UserError: a member is unknown or named twice, there is nothing to compare, or no seed.
     """
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds}: use a positive number; intervals need 2 or more.")
     names = [Path(member).stem for member in members]
-    if not members or len(set(names)) < len(names):
+    if len(set(names)) < len(names) or not (members or vary):
         raise UserError(
             f"--members {','.join(members)}: name members once each, out of "
             f"{', '.join(member_names())}, or files of other names."
         )
+    configs = {
+        ",".join(filter(None, (name, variant.label))): varied_config(config, member, variant)
+        for name, member in zip(names or [""], members or [""], strict=True)
+        for variant in list_variants(vary)
+    }
     first = config.train.seed
     return [
-        PlannedRun(name, member_config(config, member, seed), folder / f"{name}-{seed}")
+        PlannedRun(name, with_seed(own, seed), folder / f"{name}-{seed}")
         for seed in range(first, first + num_seeds)
-        for name, member in zip(names, members, strict=True)
+        for name, own in configs.items()
     ]
 
 
-def member_config(config: Config, member: str, seed: int) -> Config:
-    """Return the configuration of a member's run.
+def varied_config(config: Config, member: str, variant: Variant) -> Config:
+    """Return the configuration of a member's variant.
 
     Args:
-      config: what all members share.
-      member: name of the member, or path of its file.
-      seed: of the run.
+      config: what all runs share.
+      member: name of the member, or path of its file; empty for the experiment's own.
+      variant: what it changes.
 
     Raises:
-      UserError: there is no such member.
+      UserError: there is no such member, key or value.
     """
-    own = with_member(config, member)
-    return dataclasses.replace(own, train=dataclasses.replace(own.train, seed=seed))
+    own = with_member(config, member) if member else config
+    return apply_overrides(own, variant.tables, source="--vary")
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    """Return a configuration with another `train.seed`."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
 def train_runs(runs: Sequence[PlannedRun]) -> None:

@@ -198,6 +198,11 @@ class TrainConfig(Settings):
     moving_ray_weight: Positive = 1.0
     """How much likelier a ray goes to a pixel that changed since the last observed frame than to
     another; 1 is uniform (default for the paper)."""
+    moving_window_share: Annotated[
+        float, Limit(lambda x: 0 <= x <= 1, "use a number from 0 to 1")
+    ] = 0.0
+    """Share of the windows drawn from those in which an object moves, by the truth where the data
+    set has it, else by image change away from the robot; the rest is drawn from all windows."""
     schedule: Literal["piecewise", "cosine"] = "piecewise"
     """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
     learning_rates: Annotated[

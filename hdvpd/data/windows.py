@@ -84,6 +84,16 @@ class WindowIndex:
                 "left out.", dataset.path, numbers, split, length
             )  # fmt: skip
         self._ends = np.cumsum([e.length - length + 1 for e in self.episodes])
+        self._favoured, self._share = np.zeros(0, np.int64), 0.0
+
+    def favour(self, windows: Sequence[int], share: float) -> None:
+        """Let `sample` draw a share of all windows from some of them.
+
+        Args:
+          windows: numbers of windows, at least one.
+          share: of the windows that are drawn, from 0 to 1; the rest is drawn from all.
+        """
+        self._favoured, self._share = np.array(windows, np.int64), share
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -102,7 +112,8 @@ class WindowIndex:
 
         Windows are visited in passes; every pass is a permutation of all windows that only seed
         and pass decide. So each draw is uniform over episodes and start frames, and nothing is
-        repeated before everything has been seen.
+        repeated before everything has been seen. With a share of favoured windows (`favour`), every
+        so many-th draw is the next of their passes instead.
 
         Args:
           seed: of the run.
@@ -113,10 +124,16 @@ class WindowIndex:
           Windows; a pure function of the arguments.
         """
         positions = range(step * batch_size, (step + 1) * batch_size)
-        return [
-            self[int(_permutation(seed, p // len(self), len(self))[p % len(self)])]
-            for p in positions
-        ]
+        return [self._draw(seed, position) for position in positions]
+
+    def _draw(self, seed: int, position: int) -> tuple[int, int]:
+        favoured = int(position * self._share)  # among the draws before this one
+        if int((position + 1) * self._share) > favoured:
+            size = len(self._favoured)
+            chosen = _permutation(seed, favoured // size, size)[favoured % size]
+            return self[int(self._favoured[chosen])]
+        others = position - favoured
+        return self[int(_permutation(seed, others // len(self), len(self))[others % len(self)])]
 
     def spread(self, windows_per_episode: int) -> list[tuple[int, int]]:
         """Choose windows for evaluation, evenly spread from frame 0 of every episode.

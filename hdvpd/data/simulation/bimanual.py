@@ -26,6 +26,7 @@ from hdvpd.data.simulation.clip import (
     load_mujoco,
     simulate_clip,
 )
+from hdvpd.data.simulation.contacts import CONTACT_TASKS
 from hdvpd.errors import UserError
 
 
@@ -70,7 +71,8 @@ def simulate(
       out: folder of the data set.
       episodes: in the data set when done; a finished one of ten or more can be extended.
       steps: control steps per episode; frames are one more.
-      tasks: any of push, can and sweep, taken in turn; names, or one text with commas.
+      tasks: of `scene.TASKS` and `contacts.CONTACT_TASKS`, taken in turn; names, or one text with
+        commas.
       size: height and width of the images [px]; a pair, or text such as "96x128".
       seed: the same seed gives the same bytes, whatever the number of workers.
       workers: processes.
@@ -114,8 +116,7 @@ def _write_clip(job: _Job, number: int) -> int:
     task = job.task(number)
     clip = simulate_clip(task, steps=job.steps, size=job.size, seed=(job.seed, number))
     arrays = clip.arrays()
-    colors = (clip.draw.colors * 255).round().astype(int).tolist()
-    names = scene.object_names(task)
+    colors = scene.object_colors(clip.draw)
     meta = {
         "length": job.steps + 1,
         "task": task,
@@ -125,8 +126,12 @@ def _write_clip(job: _Job, number: int) -> int:
         "joint_positions_source": "measured",
         "joint_targets_source": "commanded",
         "objects": [
-            {"name": name, "rgb": rgb, "shape": scene.object_shape(name).describe()}
-            for name, rgb in zip(names, colors, strict=False)
+            {
+                "name": name,
+                "rgb": (color * 255).round().astype(int).tolist(),
+                "shape": scene.object_shape(name).describe(),
+            }
+            for name, color in colors.items()
         ],
         "refused_draws": clip.refused_draws,
     }
@@ -210,8 +215,9 @@ def _require_same(found: Any, wanted: dict[str, Any], file: Path, *, complete: b
 def _parse_tasks(tasks: str | Sequence[str]) -> tuple[str, ...]:
     names = tuple(t.strip() for t in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     for name in names:
-        if name not in scene.TASKS:
-            raise UserError(f"--tasks names {name!r}; choose from {', '.join(scene.TASKS)}.")
+        if name not in (*scene.TASKS, *CONTACT_TASKS):
+            known = ", ".join((*scene.TASKS, *CONTACT_TASKS))
+            raise UserError(f"--tasks names {name!r}; choose from {known}.")
     if not names or len(set(names)) < len(names):
         raise UserError(f"--tasks = {','.join(names)!r} should name one or more tasks once each.")
     return names

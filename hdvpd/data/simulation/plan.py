@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.data.simulation.contacts import contact_path
 from hdvpd.data.simulation.scene import (
     ARMS,
     BASES,
@@ -58,8 +59,11 @@ def draw_plan(draw: SceneDraw, steps: int, rng: np.random.Generator) -> dict[str
     """
     side = 1.0 if draw.object_xy[1] < 0 else -1.0
     acting, other = ("R", "L") if side > 0 else ("L", "R")
-    keys = {"push": _push, "can": _can, "sweep": _sweep}[draw.task]
-    way, yaw = keys(draw.object_xy, side, rng)
+    if draw.contact is not None and not draw.contact.lifted:
+        way, yaw = contact_path(draw.contact)
+    else:
+        keys = {"push": _push, "sweep": _sweep}.get(draw.task, _can)
+        way, yaw = keys(draw.object_xy, side, rng)
     clip_time = np.linspace(0, 1, steps + 1)
     times = [time for time, _, _ in way]
     places = np.array([place for _, place, _ in way])

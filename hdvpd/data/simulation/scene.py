@@ -5,6 +5,7 @@ joint limits and torque limits. Lengths are metres, angles radians; the world fr
 table top with z up, and both arms face +x. Nothing here imports MuJoCo.
 """
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -12,6 +13,14 @@ import numpy as np
 
 from hdvpd.data.pinhole import looking_at
 from hdvpd.data.shapes import Shape
+from hdvpd.data.simulation.contacts import (
+    BLOCK,
+    CAN,
+    CONTACT_TASKS,
+    Contact,
+    contact_objects,
+    draw_contact,
+)
 from hdvpd.types import Float
 
 ARMS = ("L", "R")
@@ -43,6 +52,8 @@ WORKSPACE_MIN = (-0.75, -0.8, -0.05)
 WORKSPACE_MAX = (0.6, 0.8, 1.0)
 """Keeps table, objects and arms up to their bases; floor and wall are outside."""
 TASKS = ("push", "can", "sweep")
+"""The common tasks; `contacts.CONTACT_TASKS` are the others."""
+CUBE = Shape("box", (0.018, 0.018, 0.018))
 NUM_CUBES = 6
 NUM_COLORS = 8
 
@@ -52,12 +63,13 @@ class SceneDraw:
     """What differs between clips of a task before anything moves.
 
     Attributes:
-      task: push, can or sweep.
+      task: of `TASKS` or `contacts.CONTACT_TASKS`.
       object_xy: where the object stands [m].
       object_yaw: its turn about z [rad].
       cubes_xy: where the cubes of the sweep task are dropped [m].
       colors: of the objects, in [0, 1].
       camera_jitter: offset of each camera [m].
+      contact: what a task of the contact suite draws besides.
     """
 
     task: str
@@ -66,13 +78,14 @@ class SceneDraw:
     cubes_xy: Float[np.ndarray, "cubes 2"]
     colors: Float[np.ndarray, "colors 3"]
     camera_jitter: Float[np.ndarray, "v 3"]
+    contact: Contact | None = None
 
 
 def draw_scene(task: str, rng: np.random.Generator) -> SceneDraw:
     """Draw a start: where the object stands, its colours and the cameras' jitter."""
     colors = rng.uniform(0.15, 0.95, (NUM_COLORS, 3)).round(2)
     object_xy = rng.uniform([-0.07, -0.10], [0.10, 0.10])
-    return SceneDraw(
+    draw = SceneDraw(
         task=task,
         object_xy=object_xy,
         object_yaw=float(rng.uniform(-0.5, 0.5)),
@@ -80,21 +93,32 @@ def draw_scene(task: str, rng: np.random.Generator) -> SceneDraw:
         colors=colors,
         camera_jitter=rng.uniform(-0.03, 0.03, (len(CAMERAS), 3)),
     )
+    if task not in CONTACT_TASKS:
+        return draw
+    return dataclasses.replace(draw, contact=draw_contact(task, object_xy, draw.object_yaw, rng))
 
 
 def object_names(task: str) -> tuple[str, ...]:
     """Name the bodies of the movable objects of a task."""
+    if task in CONTACT_TASKS:
+        return contact_objects(task)
     cubes = tuple(f"cube{k}" for k in range(NUM_CUBES))
     return {"push": ("block",), "can": ("can",), "sweep": cubes}[task]
 
 
 def object_shape(name: str) -> Shape:
     """Return the shape of a movable object by the name of its body."""
-    if name.startswith("cube"):
-        return Shape("box", (0.018, 0.018, 0.018))
-    return {"block": Shape("box", (0.045, 0.06, 0.045)), "can": Shape("cylinder", (0.033, 0.06))}[
-        name
-    ]
+    return {"block": BLOCK, "can": CAN}.get(name, CUBE)
+
+
+def object_colors(draw: SceneDraw) -> dict[str, Float[np.ndarray, "3"]]:
+    """Return the colours of the movable objects by the names of their bodies, in [0, 1].
+
+    The one after a block's or a can's is that of its stripe.
+    """
+    names = object_names(draw.task)
+    step = 2 if draw.task in CONTACT_TASKS else 1
+    return {name: draw.colors[step * k] for k, name in enumerate(names)}
 
 
 def joint_names() -> tuple[str, ...]:
@@ -280,26 +304,43 @@ def _hand_xml(arm: str) -> str:
 
 
 def _objects_xml(draw: SceneDraw) -> str:
-    x, y = draw.object_xy.tolist()
     colors = [_numbers(*c.tolist(), 1.0) for c in draw.colors]
-    look = 'contype="0" conaffinity="0" mass="0.001"'
+    x, y = draw.object_xy.tolist()
+    if draw.contact is not None:
+        text = _block_xml(*draw.contact.block, *colors[:2])
+        if len(object_names(draw.task)) > 1:
+            text += _can_xml(*draw.contact.can_xy.tolist(), *colors[2:4])
+        return text
     if draw.task == "push":
-        return f"""<body name="block" pos="{_numbers(x, y, 0.045)}"
- euler="{_numbers(0.0, 0.0, draw.object_yaw)}"><freejoint/>
-<geom type="box" size="0.045 0.06 0.045" mass="0.3" rgba="{colors[0]}" friction="0.6 0.01 0.001"/>
-<geom type="box" size="0.0452 0.014 0.0452" rgba="{colors[1]}" {look}/></body>"""
+        return _block_xml(x, y, draw.object_yaw, *colors[:2])
     if draw.task == "can":
-        return f"""<body name="can" pos="{_numbers(x, y, 0.06)}"><freejoint/>
-<geom type="cylinder" size="0.033 0.06" mass="0.15" rgba="{colors[0]}" friction="1.2 0.02 0.001"
- condim="4"/>
-<geom type="cylinder" size="0.0334 0.02" rgba="{colors[1]}" {look}/>
-<geom type="cylinder" size="0.028 0.061" rgba="0.8 0.8 0.82 1" {look}/></body>"""
+        return _can_xml(x, y, *colors[:2])
     return "".join(
         f'<body name="cube{k}" pos="{_numbers(*xy.tolist(), 0.02 + 0.045 * k)}"><freejoint/>'
-        f'<geom type="box" size="0.018 0.018 0.018" mass="0.04" rgba="{colors[k]}" '
+        f'<geom type="box" size="{_numbers(*CUBE.size)}" mass="0.04" rgba="{colors[k]}" '
         'friction="0.6 0.01 0.001"/></body>'
         for k, xy in enumerate(draw.cubes_xy)
     )
+
+
+# Stripes are looks only: they neither touch nor weigh anything.
+_LOOK = 'contype="0" conaffinity="0" mass="0.001"'
+
+
+def _block_xml(x: float, y: float, yaw: float, color: str, stripe: str) -> str:
+    return f"""<body name="block" pos="{_numbers(x, y, BLOCK.size[2])}"
+ euler="{_numbers(0.0, 0.0, yaw)}"><freejoint/>
+<geom type="box" size="{_numbers(*BLOCK.size)}" mass="0.3" rgba="{color}"
+ friction="0.6 0.01 0.001"/>
+<geom type="box" size="0.0452 0.014 0.0452" rgba="{stripe}" {_LOOK}/></body>"""
+
+
+def _can_xml(x: float, y: float, color: str, stripe: str) -> str:
+    return f"""<body name="can" pos="{_numbers(x, y, CAN.size[1])}"><freejoint/>
+<geom type="cylinder" size="{_numbers(*CAN.size)}" mass="0.15" rgba="{color}"
+ friction="1.2 0.02 0.001" condim="4"/>
+<geom type="cylinder" size="0.0334 0.02" rgba="{stripe}" {_LOOK}/>
+<geom type="cylinder" size="0.028 0.061" rgba="0.8 0.8 0.82 1" {_LOOK}/></body>"""
 
 
 def _cameras_xml(draw: SceneDraw) -> str:

@@ -1,0 +1,61 @@
+"""Variants: every combination of values, what they change, and what is refused."""
+
+import pytest
+
+from hdvpd.commands.compare_runs import plan_runs
+from hdvpd.config.variants import list_variants
+from hdvpd.errors import UserError
+
+
+def test_every_combination_comes_once():
+    variants = list_variants(["train.clip-norm=0.01,0.1", "model.carry=true,false"])
+    assert [variant.label for variant in variants] == [
+        "clip_norm=0.01,carry=true",
+        "clip_norm=0.01,carry=false",
+        "clip_norm=0.1,carry=true",
+        "clip_norm=0.1,carry=false",
+    ]
+    assert variants[1].tables == {"train": {"clip_norm": 0.01}, "model": {"carry": False}}
+    (same,) = list_variants([])
+    assert (same.label, same.tables) == ("", {})
+
+
+def test_values_are_numbers_words_and_lists():
+    words = list_variants(["train.schedule=piecewise,cosine"])
+    assert [v.tables["train"]["schedule"] for v in words] == ["piecewise", "cosine"]
+    lists = list_variants(["train.learning_rates=[0.003],[0.001, 0.0001]"])
+    assert lists[1].tables["train"]["learning_rates"] == [0.001, 0.0001]
+    assert lists[1].label == "learning_rates=[0.001 0.0001]"
+    paths = list_variants(["data.path=data/one,data/two"])
+    assert [v.label for v in paths] == ["path=data_one", "path=data_two"]
+
+
+def test_keys_that_end_alike_are_written_out():
+    (first, *_) = list_variants(["train.seed=0,1", "eval.seed=2,3"])
+    assert first.label == "train.seed=0,eval.seed=2"
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [["train.clip_norm"], ["train.clip_norm=0.1"], ["=1,2"], ["train.seed=1,1"],
+     ["train.seed=1,2", "train.seed=3,4"]],
+)  # fmt: skip
+def test_what_cannot_be_varied_is_named(varied):
+    with pytest.raises(UserError, match="--vary"):
+        list_variants(varied)
+
+
+def test_runs_of_every_variant_and_seed(debug_config, tmp_path):
+    runs = plan_runs(debug_config, [], 2, tmp_path, ["train.clip-norm=0.01,0.1"])
+    assert [run.name for run in runs] == [
+        "clip_norm=0.01-0", "clip_norm=0.1-0", "clip_norm=0.01-1", "clip_norm=0.1-1",
+    ]  # fmt: skip
+    assert [run.config.train.clip_norm for run in runs] == [0.01, 0.1, 0.01, 0.1]
+    assert [run.config.train.seed for run in runs] == [0, 0, 1, 1]
+    assert all(run.config.model == debug_config.model for run in runs)
+    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, ["train.seed=3,4"])
+    assert [run.member for run in runs] == [
+        "grf,seed=3", "grf,seed=4", "none,seed=3", "none,seed=4",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"--vary.*clip_nrm"):
+        plan_runs(debug_config, [], 1, tmp_path, ["train.clip-nrm=1,2"])
