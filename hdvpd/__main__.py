@@ -12,7 +12,7 @@ from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import understood
-from hdvpd.commands.model import Convert, Summary
+from hdvpd.commands.model import Convert, Pack, Summary, Unpack
 from hdvpd.commands.train import Train
 from hdvpd.errors import UserError
 
@@ -60,8 +60,8 @@ HDVPD = Program(
             },
         ),
         "model": Group(
-            "Look at a model before it is trained; bring its files up to date.",
-            {"summary": Summary, "convert": Convert},
+            "Look at a model before it is trained, pack a trained one, bring files up to date.",
+            {"summary": Summary, "convert": Convert, "pack": Pack, "unpack": Unpack},
         ),
         "train": Train,
         "eval": Evaluate,

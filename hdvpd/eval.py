@@ -38,6 +38,7 @@ from hdvpd.evaluation.results import (
 from hdvpd.evaluation.rollouts import CompiledModel, make_compiler
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
+from hdvpd.training.packed import find_packed, unpack
 
 
 def main(
@@ -102,7 +103,8 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
     """Find the folders of runs.
 
     Args:
-      runs: paths, or names of runs in `runs/`.
+      runs: paths, or names of runs in `runs/`; `reference` is the model that comes with hdvpd,
+        which becomes a run there.
 
     Returns:
       Folder by name; the name is the folder's, or the path as given where two are called alike.
@@ -114,6 +116,11 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
     for run in runs:
         candidates = [run, Path("runs") / run]
         found = next((c for c in candidates if (c / "config.toml").is_file()), None)
+        packed = find_packed(str(run)) if found is None else None
+        if packed is not None:
+            found = Path("runs") / run
+            print(f"unpacking the trained model that comes with hdvpd into {found}", flush=True)
+            unpack(packed, found)
         if found is None:
             there = sorted(p.parent.name for p in Path("runs").glob("*/config.toml"))
             raise UserError(

@@ -389,6 +389,7 @@ def test_eval_passes_runs_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None
         "steps": 24,
         "checkpoint_step": 5,
         "overrides": {"data": {}, "eval": {"num_videos": 1}},
+        "objects_only": False,
     }
 
 

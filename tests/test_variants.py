@@ -31,14 +31,14 @@ def test_values_are_numbers_words_and_lists():
 
 
 def test_keys_that_end_alike_are_written_out():
-    (first, *_) = list_variants(["train.seed=0,1", "eval.seed=2,3"])
-    assert first.label == "train.seed=0,eval.seed=2"
+    (first, *_) = list_variants(["train.num_steps=5,1", "eval.num_steps=2,3"])
+    assert first.label == "train.num_steps=5,eval.num_steps=2"
 
 
 @pytest.mark.parametrize(
     "varied",
-    [["train.clip_norm"], ["train.clip_norm=0.1"], ["=1,2"], ["train.seed=1,1"],
-     ["train.seed=1,2", "train.seed=3,4"]],
+    [["train.clip_norm"], ["train.clip_norm=0.1"], ["=1,2"], ["train.horizon=1,1"],
+     ["train.horizon=1,2", "train.horizon=3,4"], ["train.seed=1,2"]],
 )  # fmt: skip
 def test_what_cannot_be_varied_is_named(varied):
     with pytest.raises(UserError, match="--vary"):
@@ -53,9 +53,9 @@ def test_runs_of_every_variant_and_seed(debug_config, tmp_path):
     assert [run.config.train.clip_norm for run in runs] == [0.01, 0.1, 0.01, 0.1]
     assert [run.config.train.seed for run in runs] == [0, 0, 1, 1]
     assert all(run.config.model == debug_config.model for run in runs)
-    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, ["train.seed=3,4"])
+    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, ["eval.seed=3,4"])
     assert [run.member for run in runs] == [
         "grf,seed=3", "grf,seed=4", "none,seed=3", "none,seed=4",
     ]  # fmt: skip
-    with pytest.raises(UserError, match=r"--vary.*clip_nrm"):
+    with pytest.raises(UserError, match=r"train\.clip_nrm = 1; the nearest"):
         plan_runs(debug_config, [], 1, tmp_path, ["train.clip-nrm=1,2"])

@@ -17,18 +17,26 @@ import tyro
 from hdvpd.commands.base import AbstractCommand, Group, Program
 from hdvpd.commands.data import Simulate
 from hdvpd.commands.evaluate import Evaluate
-from hdvpd.commands.flags import flag_words
+from hdvpd.commands.flags import flag_words, optional
+from hdvpd.commands.model import Unpack
 from hdvpd.commands.train import ConfigFlags, Train
 from hdvpd.config.experiments import load_config
 from hdvpd.errors import UserError
 
 CONTROL_STEPS = 20
 SEED = 0
+UNSEEN_SEED = 1000
+"""Of the episodes on which the model that comes with hdvpd is shown."""
 
 PHASES = Program(
     "hdvpd",
     "",
-    {"data": Group("", {"simulate": Simulate}), "train": Train, "eval": Evaluate},
+    {
+        "data": Group("", {"simulate": Simulate}),
+        "model": Group("", {"unpack": Unpack}),
+        "train": Train,
+        "eval": Evaluate,
+    },
 )
 """The verbs that the demo is made of."""
 
@@ -46,8 +54,10 @@ class Demo(AbstractCommand):
     """Folder that holds the run's folder `demo`; an earlier one is moved aside."""
     experiment: Annotated[str, tyro.conf.arg(metavar="EXPERIMENT")] = "demo"
     """Experiment to train."""
-    episodes: int = 60
-    """Simulated episodes; a tenth of them is evaluated."""
+    episodes: Annotated[int, optional("INT")] = 0
+    """Simulated episodes, of which a tenth is evaluated; by default 60, with --pretrained 30."""
+    pretrained: bool = False
+    """Train nothing: evaluate the model that comes with hdvpd, on episodes of another seed."""
     started: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
     """When the installation began [s since 1970], to count it among the phases; 0 leaves it out."""
     config: ConfigFlags = field(default_factory=dict)
@@ -61,19 +71,7 @@ class Demo(AbstractCommand):
         Raises:
           UserError: another process is training in the earlier run's folder.
         """
-        config = load_config(self.experiment, self.config)
-        run = self.runs_dir / "demo"
-        simulation = simulation_flags(self.episodes, config.data.height, config.data.width)
-        _set_aside_other_data(self.data, simulation)
-        _set_aside(run)
-        phases = {
-            "simulate": ["data", "simulate", "--out", str(self.data), *simulation,
-                         "--workers", "2"],
-            "train": ["train", self.experiment, "--name", run.name, "--runs-dir",
-                      str(self.runs_dir), "--data.path", str(self.data),
-                      *flag_words(self.config)],
-            "evaluate": ["eval", str(run)],
-        }  # fmt: skip
+        run, phases = self._pretrained() if self.pretrained else self._trained()
         times = {"install": time.time() - self.started} if self.started else {}
         for phase, words in phases.items():
             print(f"\n== {phase}: hdvpd {shlex.join(words)}", flush=True)
@@ -85,18 +83,60 @@ class Demo(AbstractCommand):
         print(summary(times, run))
         return 0
 
+    def _trained(self) -> tuple[Path, dict[str, list[str]]]:
+        """Return the run's folder and the words of every phase."""
+        config = load_config(self.experiment, self.config)
+        run = self.runs_dir / "demo"
+        simulation = simulation_flags(
+            self.episodes or 60, config.data.height, config.data.width, SEED
+        )
+        _set_aside_other_data(self.data, simulation)
+        _set_aside(run)
+        return run, {
+            "simulate": self._simulate(simulation),
+            "train": ["train", self.experiment, "--name", run.name, "--runs-dir",
+                      str(self.runs_dir), "--data.path", str(self.data),
+                      *flag_words(self.config)],
+            "evaluate": ["eval", str(run)],
+        }  # fmt: skip
 
-def simulation_flags(episodes: int, height: int, width: int) -> list[str]:
+    def _pretrained(self) -> tuple[Path, dict[str, list[str]]]:
+        """Return the same for the model that comes with hdvpd, on episodes that it never saw."""
+        from hdvpd.training.packed import REFERENCE, find_packed, read_packed
+
+        file = find_packed(REFERENCE)
+        if file is None or self.config:
+            keys = ", ".join(self.config)
+            raise UserError(f"--pretrained trains nothing: leave out what is said of {keys}.")
+        config = read_packed(file)[0]
+        run = self.runs_dir / REFERENCE
+        simulation = simulation_flags(
+            self.episodes or 30, config.data.height, config.data.width, UNSEEN_SEED
+        )
+        _set_aside_other_data(self.data, simulation)
+        _set_aside(run)
+        return run, {
+            "simulate": self._simulate(simulation),
+            "unpack": ["model", "unpack", str(file), "--out", str(run)],
+            "evaluate": ["eval", str(run), "--data.path", str(self.data)],
+        }
+
+    def _simulate(self, simulation: Sequence[str]) -> list[str]:
+        return ["data", "simulate", "--out", str(self.data), *simulation, "--workers", "2"]
+
+
+def simulation_flags(episodes: int, height: int, width: int, seed: int) -> list[str]:
     """Return the flags that decide the bytes of the demo's data set.
 
     Args:
       episodes: to simulate.
       height: of the images [px].
       width: of the images [px].
+      seed: of the data set.
     """
     return [
         *("--episodes", str(episodes), "--steps", str(CONTROL_STEPS)),
-        *("--tasks", "push,can,sweep", "--size", f"{height}x{width}", "--seed", str(SEED)),
+        *("--tasks", "push,can,sweep", "--size", f"{height}x{width}", "--seed", str(seed)),
     ]
 
 

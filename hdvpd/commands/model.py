@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from hdvpd.commands.base import AbstractCommand
-from hdvpd.commands.flags import config_flags
+from hdvpd.commands.base import AbstractCommand, announce
+from hdvpd.commands.flags import config_flags, optional
 from hdvpd.config.experiments import load_config
 
 
@@ -67,3 +67,59 @@ class Convert(AbstractCommand):
         for path in self.paths:
             changed = convert(path)
             print("\n".join(f"rewrote {file}" for file in changed) or f"{path} needs no rewriting")
+
+
+@dataclass(frozen=True)
+class Pack(AbstractCommand):
+    """Write a trained run's parameters and configuration as one small file, with a model card.
+
+    The run must be evaluated first: the card states its numbers.
+
+    Example: hdvpd model pack runs/demo --out demo.zip
+    """
+
+    run_dir: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(name="run", metavar="RUN")]]
+    """Folder of the run."""
+    out: Annotated[Path, optional("FILE")]
+    """Where to; the card is written beside it, as .md."""
+    step: Annotated[int | None, optional("INT")] = None
+    """Checkpoint; by default the newest undamaged one."""
+
+    def run(self) -> None:
+        """Pack."""
+        announce("packing", self.run_dir)
+
+        from hdvpd.evaluation.model_card import write_card
+        from hdvpd.reporting.files import write
+        from hdvpd.training.checkpoints import CheckpointStore
+        from hdvpd.training.packed import pack
+
+        store = CheckpointStore(self.run_dir)
+        step = store.sound_step(self.step)
+        card = write_card(self.run_dir, store.read_origin(step)[0], self.out.stem, step)
+        pack(self.run_dir, self.out, step)
+        page = self.out.with_suffix(".md")
+        write(page, card, "Free some space or choose another --out.")
+        print(f"model  {self.out} ({self.out.stat().st_size:,} bytes)\ncard   {page}")
+
+
+@dataclass(frozen=True)
+class Unpack(AbstractCommand):
+    """Make a run folder of a packed model; every command that takes a run takes it.
+
+    Example: hdvpd model unpack demo.zip --out runs/theirs
+    """
+
+    file: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FILE")]]
+    """Written by `hdvpd model pack`."""
+    out: Annotated[Path, optional("DIR")]
+    """The new run folder."""
+
+    def run(self) -> None:
+        """Unpack."""
+        announce("unpacking", self.file)
+
+        from hdvpd.training.packed import unpack
+
+        unpack(self.file, self.out)
+        print(f"run    {self.out}")

@@ -46,6 +46,8 @@ def list_variants(varied: Sequence[str]) -> list[Variant]:
                 "for example train.clip-norm=0.01,0.1; lists in brackets: "
                 "train.learning-rates=[0.003],[0.001]."
             )
+        if key == "train.seed":
+            raise UserError(f"--vary {text}: every variant is trained from several seeds; --seeds.")
         keys.append(key)
         values.append(found)
     if len(set(keys)) < len(keys):

@@ -1,0 +1,128 @@
+"""The card of a trained model: what made it, what it scored, and what it cannot do."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hdvpd.config import Config
+from hdvpd.config.experiments import flatten
+from hdvpd.errors import UserError
+from hdvpd.evaluation.motion_tables import describe_motion, motion_table
+from hdvpd.evaluation.verdicts import average_table, explain_table
+from hdvpd.reporting.tables import Cell, Table
+
+_LIMITS = """\
+- It knows the robot, the cameras' places, the workspace and the kinds of objects of its data set,
+  and nothing else: other scenes need a training of their own.
+- It predicts one future, the mean of those that it thinks possible: what is uncertain is blurred.
+- Its numbers are of held-out episodes of the same simulation, not of a real robot.
+- Parameters are stored in half precision; the numbers are those of the run that was packed."""
+
+
+def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
+    """Write the card of a run's model.
+
+    Args:
+      run_dir: the run folder; its data set should be there, and it should be evaluated.
+      config: of the checkpoint.
+      file: name of the packed model.
+      step: the checkpoint that was packed.
+
+    Returns:
+      Markdown.
+
+    Raises:
+      UserError: the run was not evaluated at this step.
+    """
+    summary = read_summary(run_dir / "eval" / "metrics.json", step)
+    dataset = _dataset(Path(config.data.path))
+    facts = {
+        "data": f"`{dataset.get('source', {}).get('command', 'unknown')}`",
+        "licence of the data": str(dataset.get("licence", "unknown")),
+        "training": f"`{training_command(run_dir)}`",
+        "steps": f"{step:,} of {config.train.num_steps:,}",
+        "hours of training": f"{training_hours(run_dir):.2f}",
+        "particles": f"{config.model.num_particles:,}",
+        "images": f"{config.data.height}x{config.data.width} px",
+        "licence of the model": "Apache-2.0, as hdvpd",
+    }
+    lines = "".join(f"- {label}: {value}\n" for label, value in facts.items())
+    return (
+        f"# {file}\n\n{lines}\n## Numbers\n\n{_numbers(summary)}\n## Limits\n\n{_LIMITS}\n\n"
+        f"## Departures from the paper\n\n{departures(config)}"
+    )
+
+
+def read_summary(file: Path, step: int) -> Mapping[str, Any]:
+    """Read the metrics.json of an evaluated run.
+
+    Raises:
+      UserError: it is missing, unreadable, of several runs or of another checkpoint.
+    """
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error}): a model card states measured numbers. Evaluate the "
+            f"run first, `hdvpd eval {file.parent.parent}`."
+        ) from error
+    if summary.get("checkpoint_step") != step:
+        raise UserError(
+            f"{file} is of checkpoint {summary.get('checkpoint_step')}, but {step} is packed. "
+            f"Evaluate it first, `hdvpd eval {file.parent.parent} --step {step}`."
+        )
+    return summary
+
+
+def training_command(run_dir: Path) -> str:
+    """Return the command that trained a run, as its env.txt has it."""
+    file = run_dir / "env.txt"
+    for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
+        if line.startswith("command: "):
+            words = line.removeprefix("command: ").split()
+            return " ".join(["hdvpd", *words[1:]])
+    return "unknown"
+
+
+def training_hours(run_dir: Path) -> float:
+    """Return the time that a run's steps took, without compilation and interruptions [h]."""
+    file, seconds, before = run_dir / "timing.jsonl", 0.0, 0
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off when the process was killed
+        if record.get("kind") == "start":
+            before = record["step"]
+        if record.get("kind") == "train" and record["steps_per_s"]:
+            seconds += (record["step"] - before) / record["steps_per_s"]
+            before = record["step"]
+    return seconds / 3600
+
+
+def departures(config: Config) -> str:
+    """List every value that differs from the paper's, which are the defaults, as Markdown."""
+    own, paper = flatten(config), flatten(Config())
+    rows: list[list[Cell]] = [
+        [f"`{key}`", str(value), str(paper.get(key, "absent"))]
+        for key, value in own.items()
+        if key.split(".")[0] in ("model", "render", "train") and value != paper.get(key)
+    ]
+    return Table(("setting", "here", "paper or default"), rows).markdown()
+
+
+def _numbers(summary: Mapping[str, Any]) -> str:
+    text = f"{explain_table(summary)}.\n\n{average_table(summary).markdown()}"
+    motion = summary.get("motion")
+    if motion is None:
+        return text
+    head = f"Distance of particles from where they should be, {describe_motion(motion)}."
+    return f"{text}\n{head}\n\n{motion_table(motion).markdown()}"
+
+
+def _dataset(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads((path / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
