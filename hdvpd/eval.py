@@ -24,7 +24,8 @@ from hdvpd.evaluation.episodes import (
     scored_predictors,
     select_windows,
 )
-from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion, write_motion
+from hdvpd.evaluation.motion_plots import judge_motion, write_motion
+from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion
 from hdvpd.evaluation.objects import all_windows, evaluate_motion, has_motion_truth
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
 from hdvpd.evaluation.results import (
@@ -250,6 +251,9 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
         for table in motion_tables(motion):
             print()
             table.print()
+        print()
+        for verdict in judge_motion(motion):
+            print(verdict.text)
     print(f"\nnumbers  {target / 'motion.json'}\ntable    {target / 'motion.md'}", flush=True)
 
 

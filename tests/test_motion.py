@@ -7,6 +7,7 @@ ball, and wrong by the tool's motion on everything that stands still.
 import csv
 import dataclasses
 import io
+import json
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.encoders.particles import subsample, visible_points
-from hdvpd.evaluation import motion_tables, objects
+from hdvpd.evaluation import motion_plots, motion_tables, objects
 from hdvpd.evaluation.rollouts import CompiledModel
 
 STEPS = 3
@@ -126,3 +127,36 @@ def test_what_was_not_seen_has_no_number(scores):
     motion = motion_tables.summarize_motion(dataclasses.replace(scores, values=values))
     assert motion["model"]["moved_error_m"] == [None] * STEPS
     assert "\u2013" in motion_tables.motion_markdown(motion)
+
+
+def test_verdicts_say_where_the_model_is_ahead(scores):
+    motion = motion_tables.summarize_motion(scores)
+    still, carried = motion_plots.judge_motion(motion)
+    # Untouched spheres are dragged along, so against no motion nothing is gained.
+    assert "assuming that nothing moves" in still.text
+    assert not still.good
+    assert "carrying particles" in carried.text
+    better = dict(motion["static_render"])
+    better |= {"object_error_m_behind_model": [0.02, 0.02, -0.02],
+               "object_error_m_behind_model_ci95": [0.01, 0.01, 0.01],
+               "object_error_m_behind_model_mean": 0.02,
+               "object_error_m_behind_model_mean_ci95": 0.01}  # fmt: skip
+    ahead, _ = motion_plots.judge_motion(motion | {"static_render": better})
+    assert ahead.good
+    assert "error -20.0 \u00b1 10.0 mm" in ahead.text
+    assert "ahead at steps 0 to 1." in ahead.text
+
+
+def test_files_and_plot_hold_the_same_numbers(scores, tmp_path):
+    motion = motion_tables.summarize_motion(scores)
+    motion_plots.write_motion(tmp_path, {"one": motion, "two": motion})
+    kept = json.loads((tmp_path / "motion.json").read_text())["runs"]
+    assert kept["two"] == json.loads(json.dumps(motion))
+    text = (tmp_path / "motion.md").read_text()
+    assert text.count("## ") == 2
+    assert motion_plots.judge_motion(motion)[0].text in text
+    axes = motion_plots.plot_motion({"one": motion}).axes[1]
+    (line,) = (x for x in axes.get_lines() if x.get_label() == "no motion (true displacement)")
+    expected = 1000 * np.array(motion["static_render"]["moved_error_m"])
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    assert (tmp_path / "motion.png").read_bytes()[:4] == b"\x89PNG"

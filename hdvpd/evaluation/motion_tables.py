@@ -1,14 +1,11 @@
 """Means, intervals and tables of the particles' motion (`objects.MotionScores`)."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hdvpd.evaluation.curves import to_json
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS, MotionScores
-from hdvpd.reporting.files import write
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table, plus_minus
 from hdvpd.types import Float
@@ -24,7 +21,8 @@ MOTION_LABELS = {
     "static_render": "no motion (true displacement)",
     "kinematics_only": "kinematics only",
 }
-_MM = 1000.0
+MM = 1000.0
+"""Millimetres per metre: lengths are stored in metres and shown in millimetres."""
 
 
 def summarize_motion(scores: MotionScores) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def _cell(entry: Mapping[str, Any], name: str, step: int | None = None) -> Cell:
     mean, ci95 = entry[name], entry[f"{name}_ci95"]
     if step is not None:
         mean, ci95 = mean[step], ci95[step]
-    return plus_minus(None if mean is None else _MM * mean, None if ci95 is None else _MM * ci95, 1)
+    return plus_minus(None if mean is None else MM * mean, None if ci95 is None else MM * ci95, 1)
 
 
 def describe_motion(motion: Mapping[str, Any]) -> str:
@@ -146,26 +144,6 @@ def motion_markdown(motion: Mapping[str, Any]) -> str:
         (f"{table.title}\n\n" if table.title else "") + table.markdown()
         for table in motion_tables(motion)
     )
-
-
-def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the motion of one or several runs as motion.json, motion.md and motion.csv.
-
-    Args:
-      folder: where to.
-      motions: of `summarize_motion`, by name of the run.
-
-    Raises:
-      UserError: the disk is full or not writable.
-    """
-    pages = [f"## {name}\n\n{motion_markdown(motion)}" for name, motion in motions.items()]
-    texts = {
-        "motion.json": to_json({"runs": motions}),
-        "motion.md": "\n".join(pages),
-        "motion.csv": motion_csv(motions),
-    }
-    for name, text in texts.items():
-        write(folder / name, text, "Free some space or permit writing there, then evaluate again.")
 
 
 def motion_csv(motions: Mapping[str, Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from hdvpd.errors import UserError
 METRICS_FILE = "metrics.json"
 _ARTEFACTS = (
     METRICS_FILE, "metrics.csv", "metrics.md", "episodes.csv", "ssim.png", "videos", "frames",
-    "motion.json", "motion.md", "motion.csv",
+    "motion.json", "motion.md", "motion.csv", "motion.png",
 )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
+from hdvpd.evaluation.motion_plots import judge_motion
+from hdvpd.evaluation.motion_tables import describe_motion, motion_tables
 from hdvpd.evaluation.verdicts import best, judge
 from hdvpd.reporting.statistics import MIN_SAMPLES
 
@@ -130,9 +132,30 @@ def _details(title: str, content: str) -> str:
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
 
+def _motion(motion: dict[str, Any]) -> str:
+    """Lay out the motion of particles: means over the steps, and all else folded."""
+    average, *others = motion_tables(motion)
+    tables = [
+        _table(
+            list(map(html.escape, t.head)), [[html.escape(str(c)) for c in row] for row in t.rows]
+        )
+        for t in (average, *others)
+    ]
+    titles = "".join(
+        (f"<h4>{html.escape(t.title)}</h4>" if t.title else "") + body
+        for t, body in zip(others, tables[1:], strict=True)
+    )
+    return (
+        "<h3>Motion of objects</h3><p>Mean distance of particles from where they should be, "
+        f"{html.escape(describe_motion(motion))}.</p>{tables[0]}"
+        + _details("Every step and task", titles)
+    )
+
+
 def _verdicts(summary: dict[str, Any]) -> str:
     items = []
-    for verdict in judge(summary):
+    moved = judge_motion(summary["motion"]) if "motion" in summary else []
+    for verdict in judge(summary) + moved:
         text = html.escape(verdict.text)
         content = text if verdict.good else f"<strong>{text}</strong>"
         items.append(f'<li class="{"good" if verdict.good else "bad"}">{content}</li>')
@@ -170,6 +193,7 @@ def _run_section(run: RunReport) -> str:
         f'<section><h2>{html.escape(run.name)}</h2><dl class="facts">{facts}</dl>'
         f"{_verdicts(summary)}"
         f"<h3>Mean over rollout steps 0 to {summary['steps'] - 1}</h3>{_average_table(summary)}"
+        f"{_motion(summary['motion']) if 'motion' in summary else ''}"
         f"{shown}<h3>Details</h3>"
         f"{_details('Every rollout step', steps + _depth_table(summary))}"
         f"{_details('Every camera', cameras)}"
@@ -200,18 +224,27 @@ def _method(summary: dict[str, Any]) -> str:
     )
 
 
-def render_report(runs: Sequence[RunReport], curve_png: bytes) -> str:
+def render_report(
+    runs: Sequence[RunReport], curve_png: bytes, motion_png: bytes | None = None
+) -> str:
     """Write the page.
 
     Args:
       runs: one or several, evaluated alike.
       curve_png: the plot over rollout steps.
+      motion_png: that of the motion of objects, where it is known.
 
     Returns:
       HTML that refers to nothing outside itself.
     """
     title = "hdvpd: " + ", ".join(run.name for run in runs)
     sections = "".join(_run_section(run) for run in runs)
+    moved = ""
+    if motion_png is not None:
+        moved = (
+            '<figure class="curve"><img alt="Error of particles against the rollout step" '
+            f'src="{_embed("image/png", motion_png)}"></figure>'
+        )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -219,6 +252,7 @@ def render_report(runs: Sequence[RunReport], curve_png: bytes) -> str:
         f"<header><h1>{html.escape(title)}</h1>{_method(runs[0].summary)}</header>"
         '<figure class="curve"><img alt="SSIM and PSNR against the rollout step" '
         f'src="{_embed("image/png", curve_png)}"></figure>'
+        f"{moved}"
         f"{sections}</main></body></html>\n"
     )
 

@@ -10,7 +10,8 @@ from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import episodes_csv, plot_curves, to_csv, to_json, to_png
 from hdvpd.evaluation.episodes import RunResult, Window
-from hdvpd.evaluation.motion_tables import motion_table, write_motion
+from hdvpd.evaluation.motion_plots import judge_motion, write_motion
+from hdvpd.evaluation.motion_tables import motion_table
 from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
@@ -154,9 +155,9 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
         (staging / "episodes.csv").write_text(episodes_csv(scores))
         (staging / "ssim.png").write_bytes(curve)
         motions = {name: s["motion"] for name, s in summaries.items() if "motion" in s}
-        if motions:
-            write_motion(staging, motions)
-        (staging / "report.html").write_text(render_report(pages, curve), encoding="utf-8")
+        motion = write_motion(staging, motions) if motions else None
+        page = render_report(pages, curve, motion)
+        (staging / "report.html").write_text(page, encoding="utf-8")
     return videos
 
 
@@ -171,9 +172,11 @@ def print_summary(name: str, evaluation: Evaluation) -> None:
     title = f"{name}, checkpoint {summary['checkpoint_step']}: {explain_table(summary)}"
     print()
     average_table(summary, title).print()
+    verdicts = judge(summary)
     if "motion" in summary:
         print()
         motion_table(summary["motion"]).print()
+        verdicts += judge_motion(summary["motion"])
     print()
-    for verdict in judge(summary):
+    for verdict in verdicts:
         print(verdict.text)
