@@ -156,7 +156,7 @@ def test_files_and_plot_hold_the_same_numbers(scores, tmp_path):
     assert text.count("## ") == 2
     assert motion_plots.judge_motion(motion)[0].text in text
     axes = motion_plots.plot_motion({"one": motion}).axes[1]
-    (line,) = (x for x in axes.get_lines() if x.get_label() == "no motion (true displacement)")
+    (line,) = (x for x in axes.get_lines() if x.get_label() == "no motion")
     expected = 1000 * np.array(motion["static_render"]["moved_error_m"])
     np.testing.assert_allclose(line.get_ydata(), expected)
     assert (tmp_path / "motion.png").read_bytes()[:4] == b"\x89PNG"

@@ -14,11 +14,12 @@ MOTION_TITLES = {
     "object_error_m": "all objects [mm]",
     "moved_error_m": "moved objects [mm]",
     "untouched_error_m": "untouched objects [mm]",
-    "static_jump_m": "jump of what stands still [mm]",
+    "static_jump_m": "what stands still [mm]",
 }
+# The error of no motion is the true displacement.
 MOTION_LABELS = {
     "model": "model",
-    "static_render": "no motion (true displacement)",
+    "static_render": "no motion",
     "kinematics_only": "kinematics only",
 }
 MM = 1000.0
@@ -130,10 +131,11 @@ def motion_tables(motion: Mapping[str, Any]) -> list[Table]:
     Args:
       motion: of `summarize_motion`.
     """
-    tables = [motion_table(motion, f"Motion of particles: {describe_motion(motion)}")]
+    title = f"Distance of particles from their true place, {describe_motion(motion)}"
+    tables = [motion_table(motion, title)]
     tables += [motion_step_table(motion, metric) for metric in MOTION_METRICS]
     for task, own in motion["tasks"].items():
-        title = f"{task}, {own['episodes']} episodes"
+        title = f"{task}, {own['episodes']} episode{'s' * (own['episodes'] != 1)}"
         tables.append(motion_step_table(own, "object_error_m", title))
     return tables
 
