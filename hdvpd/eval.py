@@ -37,6 +37,7 @@ from hdvpd.evaluation.results import (
     write_results,
 )
 from hdvpd.evaluation.rollouts import CompiledModel, make_compiler
+from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.packed import find_packed, unpack
@@ -65,6 +66,7 @@ def main(
       UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
     """
     keep_freed_memory()
+    keep_programs()
     folders = find_runs(runs)
     if out is None and len(folders) > 1:
         raise UserError(

@@ -24,6 +24,7 @@ from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
 from hdvpd.errors import UserError
+from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
@@ -86,6 +87,7 @@ def main(
       SystemExit: 143 after SIGTERM, 130 after SIGINT, with everything saved.
     """
     keep_freed_memory()
+    keep_programs()
     path = find_run(Path(run_dir), resume, step)
     data, layout = open_data(config), make_layout(config.train)
     with StopSignals() as stop, lock_run(path), contextlib.ExitStack() as opened:

@@ -15,6 +15,10 @@ os.environ["XLA_FLAGS"] = (
     + os.environ.get("XLA_FLAGS", "")  # the last of equal flags counts
 ).strip()
 
+# Compiled programs are kept only where asked for: tests leave the user's cache alone.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
 import jax
 import pytest
 from jaxtyping import install_import_hook

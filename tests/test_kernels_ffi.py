@@ -1,12 +1,18 @@
 """Python functions as custom calls: the same results as numpy, no copies, readable errors."""
 
 import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hdvpd
 from hdvpd.kernels.ffi import ffi_call
 
 ADDRESSES = []
@@ -108,3 +114,22 @@ def test_one_name_stands_for_one_function():
     assert jax.jit(lambda: ffi_call(fives, result))()[0] == 5
     with pytest.raises(ValueError, match=r"two functions .*make.<locals>.fill"):
         ffi_call(sixes, result)
+
+
+def test_compiled_functions_are_kept_by_the_sources_of_all_kernels(tmp_path):
+    # A function that a kernel calls from another file changes; the kernel's own file does not.
+    copy = shutil.copytree(Path(hdvpd.__file__).parent / "kernels", tmp_path / "kernels")
+    caller = "from kernels.compiled import SLAB, kept, njit\n@njit(cache=True)\ndef f(x):\n"
+    (copy / "caller.py").write_text(caller + "    return kept(x)\n")
+    (copy / "__init__.py").write_text("")
+    source = (copy / "compiled.py").read_text()
+    program = "from kernels.caller import f; print(f(1))"
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    for factor in (2, 3):
+        called = f"\n\n@njit(cache=True)\ndef kept(x):\n    return {factor} * x\n"
+        (copy / "compiled.py").write_text(source + called)
+        printed = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, check=True
+        )
+        assert printed.stdout.split() == [str(factor).encode()]

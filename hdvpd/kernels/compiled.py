@@ -5,12 +5,30 @@ compile.
 """
 
 import functools
+import hashlib
+from pathlib import Path
 from typing import Any, no_type_check
 
 import numpy as np
 from numba import config, njit
 
 _settings: Any = config
+
+
+def _of_these_sources() -> str:
+    """Name a folder of compiled functions after the sources of all kernels.
+
+    numba keeps a function until its own file changes, also where it calls one of another file.
+    """
+    here = Path(__file__).parent
+    sources = hashlib.sha256()
+    for file in sorted(here.glob("*.py")):
+        sources.update(file.read_bytes())
+    return str(here / "__pycache__" / f"compiled-{sources.hexdigest()[:16]}")
+
+
+if not _settings.CACHE_DIR:  # the user's NUMBA_CACHE_DIR comes first; else beside the sources
+    _settings.CACHE_DIR = _of_these_sources()
 # OpenMP before TBB, whose outdated copy another package (Open3D) may already have loaded.
 _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
