@@ -41,6 +41,7 @@ from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.packed import find_packed, unpack
+from hdvpd.training.run_folder import RunFolder
 
 
 def main(
@@ -117,19 +118,12 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
     """
     folders: list[Path] = []
     for run in runs:
-        candidates = [run, Path("runs") / run]
-        found = next((c for c in candidates if (c / "config.toml").is_file()), None)
-        packed = find_packed(str(run)) if found is None else None
+        packed = find_packed(str(run)) if RunFolder.search(run) is None else None
         if packed is not None:
-            found = Path("runs") / run
-            print(f"unpacking the trained model that comes with hdvpd into {found}", flush=True)
-            unpack(packed, found)
-        if found is None:
-            there = sorted(p.parent.name for p in Path("runs").glob("*/config.toml"))
-            raise UserError(
-                f"{run} is no run folder (it has no config.toml). Train one with `hdvpd train`, or "
-                f"give the path of one; runs/ holds {', '.join(there) or 'none'}."
-            )
+            copy = Path("runs") / run
+            print(f"unpacking the trained model that comes with hdvpd into {copy}", flush=True)
+            unpack(packed, copy)
+        found = RunFolder.find(run).path
         if any(found.resolve() == other.resolve() for other in folders):
             raise UserError(f"{run} is named twice: name every run once.")
         folders.append(found)

@@ -30,7 +30,7 @@ from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_s
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.parallel import Layout, make_layout
 from hdvpd.training.reporting import save_first_batch
-from hdvpd.training.run_folder import find_run, lock_run, require_same_run
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import Session, Validate, average_batches, new_progress
 from hdvpd.training.step import (
     Metrics,
@@ -88,10 +88,11 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
-    path = find_run(Path(run_dir), resume, step)
+    run = RunFolder.find_to_train(Path(run_dir), resume, step)
+    path = run.path
     data, layout = open_data(config), make_layout(config.train)
-    with StopSignals() as stop, lock_run(path), contextlib.ExitStack() as opened:
-        store = CheckpointStore(path, config.train.keep_checkpoints)
+    with StopSignals() as stop, run.lock(), contextlib.ExitStack() as opened:
+        store = run.checkpoints(config.train.keep_checkpoints)
         graphdef, state, progress = start_or_restore(store, config, data, step)
         session = Session(path, config, data.scene, store, progress)
         opened.callback(session.close)
@@ -197,8 +198,7 @@ def start_or_restore(
         return graphdef, state, new_progress(identity)
     step = store.sound_step(step)
     saved_config, _, saved_progress = store.read_origin(step)
-    require_same_run(
-        store.path.parent,
+    RunFolder(store.path.parent).require_same(
         saved_config,
         config,
         saved_dataset=saved_progress["dataset"],

@@ -245,6 +245,23 @@ def test_shells_complete_verbs_and_flags(tmp_path: Path) -> None:
     assert "--model.num-particles" in completed("hdvpd", "train", "--model.num-p")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--tyro-print-completion", "tcsh"], "tcsh: give one of bash, zsh, fish"),
+        (["train", "--tyro-print-completion"], "give one of bash, zsh, fish"),
+        (["--tyro-write-completion", "zsh", "no/_hdvpd"], "make the folder no first"),
+    ],
+)
+def test_a_completion_that_cannot_be_made_is_one_message(
+    words, expected, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert expected in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_starts_without_jax() -> None:
     code = (
         "import sys, hdvpd.__main__ as m; m.main(['--help']); m.main(['trian', 'demo', '--x']);"
@@ -476,12 +493,12 @@ def test_demo_overwrites_nothing(tmp_path: Path) -> None:
 
 
 def test_demo_refuses_to_move_a_run_that_is_training(tmp_path: Path) -> None:
-    from hdvpd.training.run_folder import lock_run
+    from hdvpd.training.run_folder import RunFolder
 
     run = tmp_path / "runs" / "demo"
     run.mkdir(parents=True)
     (run / "config.toml").write_text("")
-    with lock_run(run), pytest.raises(UserError, match="Another process is training"):
+    with RunFolder(run).lock(), pytest.raises(UserError, match="Another process is training"):
         demo(tmp_path)
     assert run.exists()
 

@@ -32,6 +32,7 @@ from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.model import Model
 from hdvpd.training import checkpoints, step
 from hdvpd.training.checkpoints import load_model
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import Session
 from hdvpd.types import Rendering
 
@@ -302,5 +303,5 @@ def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file = tmp_path / "timing.jsonl"
     whole = '{"kind": "train", "steps_per_s": %s}\n'
     file.write_text(whole % 1.5 + '{"kind": "tra' + whole % 2 + whole % 2.5 + '{"kind": "start"}\n')
-    assert compare_runs._read_numbers(file, "train", "steps_per_s") == (1.5, 2.5)
-    assert compare_runs._read_numbers(tmp_path / "none", "train", "steps_per_s") == ()
+    assert RunFolder(tmp_path).numbers("timing.jsonl", "train", "steps_per_s") == (1.5, 2.5)
+    assert RunFolder(tmp_path).numbers("metrics.jsonl", "train", "steps_per_s") == ()

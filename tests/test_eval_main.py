@@ -27,7 +27,7 @@ from hdvpd.errors import UserError
 from hdvpd.evaluation import curves, episodes, metrics, rollouts
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, load_model
-from hdvpd.training.run_folder import describe_run
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
 from hdvpd.types import Camera, ParticleCloud, Rendering
@@ -62,7 +62,7 @@ def write_run(folder, config, dataset, noise):
     params = jax.tree.map(
         lambda x: x + np.asarray(noise * rng.normal(size=x.shape), x.dtype), state.params
     )
-    files = describe_run(folder, config, scene, dataset_identity=dataset.identity())
+    files = RunFolder(folder).describe(config, scene, dataset_identity=dataset.identity())
     CheckpointStore(folder).save(
         3,
         dataclasses.replace(state, params=params),

@@ -15,7 +15,7 @@ from hdvpd.errors import UserError
 from hdvpd.evaluation.model_card import departures, training_hours
 from hdvpd.training import packed
 from hdvpd.training.checkpoints import CheckpointStore, load_model
-from hdvpd.training.run_folder import describe_run
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory, debug_config, synthetic_dataset):
     config = dataclasses.replace(debug_config, data=data)
     scene = dataset.scene_spec(config.data)
     _, state = create_train_state(config, scene)
-    texts = describe_run(folder, config, scene, dataset_identity=dataset.identity())
+    texts = RunFolder(folder).describe(config, scene, dataset_identity=dataset.identity())
     progress = new_progress(dataset.identity())
     CheckpointStore(folder).save(7, state, progress=progress, files=texts)
     return folder

@@ -25,14 +25,14 @@ import pytest
 import scenes
 
 import hdvpd.train
-from hdvpd.config import Config
+from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.data.loader import Loader
 from hdvpd.errors import UserError
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
-from hdvpd.training.run_folder import config_identity, scene_from_json
+from hdvpd.training.run_folder import config_identity
 from hdvpd.training.step import make_train_step, make_validate
 from hdvpd.types import Batch
 
@@ -94,7 +94,7 @@ def records(run_dir: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[
 
 def params(run_dir: Path, step: int, config: Config) -> dict[str, bytes]:
     """The bytes of a whole train state, by name."""
-    scene = scene_from_json((run_dir / "scene.json").read_text())
+    scene = SceneSpec.from_dict(json.loads((run_dir / "scene.json").read_text()))
     _, like = hdvpd.train.describe_train_state(config, scene)
     state, _, _ = CheckpointStore(run_dir).restore(step, like)
     leaves, _ = jax.tree.flatten_with_path(state)

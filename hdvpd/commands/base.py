@@ -18,6 +18,9 @@ import tyro
 
 from hdvpd.errors import UserError, nearest
 
+_COMPLETION = ("--tyro-print-completion", "--tyro-write-completion")
+_SHELLS = ("bash", "zsh", "fish")  # for tcsh tyro wants one more package, and writes less
+
 
 class AbstractCommand(abc.ABC):
     """A dataclass whose fields are flags and whose docstrings are their help."""
@@ -105,6 +108,7 @@ class Program:
           SystemExit: after help, or, with status 2, any other mistake.
         """
         words = self.prepare(list(words))
+        _check_completion(words)
         if words[:1] == ["help"]:
             words = [*words[1:], "--help"]
         kind, path = Group(self.description, self.commands), self.name
@@ -123,6 +127,18 @@ class Program:
             args=words,
             config=(tyro.conf.HelptextFromCommentsOff, tyro.conf.DisallowNone),
         )
+
+
+def _check_completion(words: Sequence[str]) -> None:
+    """Refuse what tyro would answer with a traceback when it writes a shell's completion."""
+    flags = [i for i, word in enumerate(words) if word in _COMPLETION]
+    for i in flags[:1]:
+        shell, *file = [*words[i + 1 :], ""]
+        if shell not in _SHELLS:
+            raise UserError(f"{words[i]} {shell}: give one of {', '.join(_SHELLS)}.")
+        folder = Path(file[0]).parent
+        if words[i].startswith("--tyro-write") and not os.access(folder, os.W_OK):
+            raise UserError(f"{file[0]} cannot be written: make the folder {folder} first.")
 
 
 def _no_command(word: str, group: Group, path: str) -> str:

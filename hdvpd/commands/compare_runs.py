@@ -43,16 +43,20 @@ from hdvpd.evaluation.comparison import (
 from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
-from hdvpd.evaluation.outputs import explain_write_errors
 from hdvpd.evaluation.results import Run, require_same_frames
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.training.checkpoints import CheckpointStore, find_damage
-from hdvpd.training.files import write_text
-from hdvpd.training.run_folder import require_same_run
+from hdvpd.reporting import files
+from hdvpd.training.checkpoints import find_damage
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.step import TrainStep, make_train_step
 
 Program = TypeVar("Program")
+
+_REMEDY = (
+    "What is finished is kept. Free some space or permit writing there, then give the same command "
+    "again."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,13 +232,12 @@ def is_finished(run: PlannedRun, dataset: str) -> bool:
     Raises:
       UserError: the run was made with another configuration or on another data set.
     """
-    store, step = CheckpointStore(run.folder), run.config.train.num_steps
+    folder, step = RunFolder(run.folder), run.config.train.num_steps
+    store = folder.checkpoints()
     if step not in store.steps() or find_damage(store.path / str(step)) is not None:
         return False
     saved, _, progress = store.read_origin(step)
-    require_same_run(
-        run.folder, saved, run.config, saved_dataset=progress["dataset"], dataset=dataset
-    )
+    folder.require_same(saved, run.config, saved_dataset=progress["dataset"], dataset=dataset)
     return True
 
 
@@ -258,7 +261,7 @@ def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
         print(f"\n== evaluate {number}/{len(runs)}: {run.name}", flush=True)
         compiler = make_once(compilers, run.member, make_compiler)
         scores = score_once(run.name, ready[run.name], lambda model, c=compiler: c(model)(model))
-        model = ready[run.name].model
+        model, folder = ready[run.name].model, RunFolder(run.folder)
         compared.append(
             ComparedRun(
                 member=run.member,
@@ -266,11 +269,9 @@ def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
                 scores=scores,
                 parameters=count_parameters(model),
                 dynamics_parameters=count_parameters(model.dynamics),
-                steps_per_s=_read_numbers(run.folder / "timing.jsonl", "train", "steps_per_s"),
-                particles_per_s=_read_numbers(
-                    run.folder / "timing.jsonl", "train", "particles_per_s"
-                ),
-                skipped_steps=len(_read_numbers(run.folder / "metrics.jsonl", "skipped", "step")),
+                steps_per_s=folder.numbers("timing.jsonl", "train", "steps_per_s"),
+                particles_per_s=folder.numbers("timing.jsonl", "train", "particles_per_s"),
+                skipped_steps=len(folder.numbers("metrics.jsonl", "skipped", "step")),
             )
         )
     return compared
@@ -323,21 +324,8 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
         say=lambda text: print(text, flush=True),
         compile_model=compile_model,
     )
-    write_text(file, scores_to_json(result.scores, made_from))
+    files.write(file, scores_to_json(result.scores, made_from), _REMEDY)
     return result.scores
-
-
-def _read_numbers(file: Path, kind: str, key: str) -> tuple[float, ...]:
-    """Read a value from every record of a kind; a line that a killed process broke is left out."""
-    numbers = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record["kind"] == kind:
-            numbers.append(record[key])
-    return tuple(numbers)
 
 
 def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
@@ -357,17 +345,10 @@ def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
         "training": f"{train.num_steps} steps, batch size {train.batch_size}, horizon "
         f"{train.horizon}, {train.num_rays} rays",
         "model": f"{model.num_particles:,} particles, tokens of width {model.latent_dim}",
-        "code": "; ".join(dict.fromkeys(_code_of(run.folder) for run in runs)),
+        "code": "; ".join(dict.fromkeys(RunFolder(run.folder).code() for run in runs)),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
     }
-
-
-def _code_of(folder: Path) -> str:
-    file = folder / "git.txt"
-    text = file.read_text(errors="replace") if file.is_file() else "unknown"
-    commit, *state = [line for line in text.splitlines() if line]
-    return commit if state[:1] in ([], ["clean"]) else f"{commit} with changes"
 
 
 def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[str, Any]) -> None:
@@ -390,6 +371,5 @@ def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[st
         "runs.csv": runs_csv(runs),
     }
     for name, text in texts.items():
-        write_text(out / name, text)
-    with explain_write_errors(out):
-        (out / "ssim.png").write_bytes(to_png(plot_comparison(summary)))
+        files.write(out / name, text, _REMEDY)
+    files.write(out / "ssim.png", to_png(plot_comparison(summary)), _REMEDY)

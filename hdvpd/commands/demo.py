@@ -190,9 +190,9 @@ def _set_aside(folder: Path) -> None:
         number += 1
     try:
         if (folder / "config.toml").exists():
-            from hdvpd.training.run_folder import lock_run
+            from hdvpd.training.run_folder import RunFolder
 
-            with lock_run(folder):  # refuses while another process trains there
+            with RunFolder(folder).lock():  # refuses while another process trains there
                 folder.rename(aside)
         else:
             folder.rename(aside)

@@ -10,7 +10,7 @@ import tyro
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.config import Config
-from hdvpd.config.experiments import apply_overrides, load_config, read_toml
+from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.errors import UserError
 
 ConfigFlags = Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=config_flags)]
@@ -59,10 +59,9 @@ class Train(AbstractCommand):
                 "after it: put the experiment first)."
             )
 
-        from hdvpd.training.run_folder import find_run
+        from hdvpd.training.run_folder import RunFolder
 
-        run = find_run(self.runs_dir / (self.name or self.resume), self.resume, self.step)
-        file = run / "config.toml"
-        if not file.is_file():
-            raise UserError(f"{file} does not exist: name the experiment that the run began with.")
-        return apply_overrides(read_toml(file), self.config, source=str(file)), run
+        named = self.runs_dir / (self.name or self.resume)
+        run = RunFolder.find_to_train(named, self.resume, self.step)
+        source = str(run.config_file)
+        return apply_overrides(run.config(), self.config, source=source), run.path

@@ -10,6 +10,7 @@ arXiv 2410.03462, App. C.3; every other value is our default and says so.
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -320,3 +321,13 @@ class SceneSpec:
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SceneSpec":
+        """Read what `to_dict` returned, also after JSON made lists of the corners."""
+        low, high = values["workspace_min"], values["workspace_max"]
+        return cls(
+            num_robot_points=values["num_robot_points"],
+            workspace_min=(low[0], low[1], low[2]),
+            workspace_max=(high[0], high[1], high[2]),
+        )

@@ -11,32 +11,22 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hdvpd.errors import UserError
+from hdvpd.reporting import files
 
 METRICS_FILE = "metrics.json"
+_REMEDY = (
+    "Earlier results there are intact. Free some space or permit writing there, then evaluate "
+    "again."
+)
 _ARTEFACTS = (
     METRICS_FILE, "metrics.csv", "metrics.md", "episodes.csv", "ssim.png", "videos", "frames",
     "motion.json", "motion.md", "motion.csv", "motion.png",
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn a refusal of the file system into a message.
-
-    Args:
-      path: what is being written.
-
-    Raises:
-      UserError: the disk is full or not writable.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"Could not write {path}: {error.strerror or error}. Earlier results there are intact. "
-            "Free some space or permit writing there, then evaluate again."
-        ) from error
+def explain_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn a full or read-only disk into one message, as `hdvpd.reporting.files` does."""
+    return files.explain_write_errors(path, _REMEDY)
 
 
 @contextlib.contextmanager
@@ -80,8 +70,8 @@ def publish(staging: Path, target: Path, report: Path) -> None:
         _keep_previous(staging, target, report)
         page = staging / "report.html"
         report.parent.mkdir(parents=True, exist_ok=True)
-        files = [f for f in sorted(staging.rglob("*")) if f.is_file() and f != page]
-        for file in sorted(files, key=lambda f: f.name == METRICS_FILE):
+        made = [f for f in sorted(staging.rglob("*")) if f.is_file() and f != page]
+        for file in sorted(made, key=lambda f: f.name == METRICS_FILE):
             place = target / file.relative_to(staging)
             place.parent.mkdir(parents=True, exist_ok=True)
             file.replace(place)

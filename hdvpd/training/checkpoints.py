@@ -37,8 +37,8 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml
 from hdvpd.errors import UserError
 from hdvpd.model import Model
-from hdvpd.training.files import explain_write_errors, sync, write_text
-from hdvpd.training.run_folder import scene_from_json
+from hdvpd.reporting.files import explain_write_errors, sync
+from hdvpd.training.metrics_log import REMEDY
 from hdvpd.training.step import merge_model
 
 Tree = TypeVar("Tree")
@@ -97,7 +97,7 @@ class CheckpointStore:
         arrays = _named_arrays(state)
         _require_finite(step, arrays)
         final = self.path / str(step)
-        with explain_write_errors(final):
+        with explain_write_errors(final, REMEDY):
             staging = self.path / f".saving-{step}-{os.getpid()}"
             try:
                 _reserve_space(staging, sum(array.nbytes for array in arrays.values()))
@@ -172,7 +172,7 @@ class CheckpointStore:
         path = self.path / str(step)
         return (
             read_toml(path / "config.toml"),
-            scene_from_json((path / "scene.json").read_text()),
+            SceneSpec.from_dict(json.loads((path / "scene.json").read_text())),
             json.loads((path / "progress.json").read_text()),
         )
 
@@ -278,10 +278,10 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def write_digest(path: Path, write: Callable[[Path, str], object] = write_text) -> None:
+def write_digest(path: Path, write: Callable[[Path, str], object]) -> None:
     """Declare every byte in a checkpoint's folder to be as it should; `write` stores that."""
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
-    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in files}
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
+    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in found}
     write(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
 
 

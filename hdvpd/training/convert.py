@@ -7,8 +7,10 @@ from hdvpd.config.earlier import converted, is_earlier
 from hdvpd.config.experiments import read_tables, to_toml
 from hdvpd.config.reading import read, toml_lines
 from hdvpd.errors import UserError
+from hdvpd.reporting import files
 from hdvpd.training.checkpoints import find_damage, write_digest
-from hdvpd.training.files import write_text
+
+_REMEDY = "Free some space or permit writing there, then convert again."
 
 KEPT = "config-earlier.toml"
 """A run's configuration as it was before."""
@@ -47,7 +49,7 @@ def _convert_file(file: Path, kept: Path) -> bool:
     tables = converted(tables)
     read(tables, source=str(file))
     shutil.copyfile(file, kept)
-    write_text(file, "\n".join(toml_lines(tables)))
+    _write(file, "\n".join(toml_lines(tables)))
     return True
 
 
@@ -56,6 +58,10 @@ def _convert_checkpoint(folder: Path) -> bool:
     tables = read_tables(file)
     if not is_earlier(tables) or find_damage(folder) is not None:
         return False
-    write_text(file, to_toml(read(converted(tables), source=str(file))))
-    write_digest(folder)
+    _write(file, to_toml(read(converted(tables), source=str(file))))
+    write_digest(folder, _write)
     return True
+
+
+def _write(file: Path, text: str) -> None:
+    files.write(file, text, _REMEDY)

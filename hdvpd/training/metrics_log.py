@@ -14,10 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdvpd.training.files import explain_write_errors, write_text
+from hdvpd.reporting import files
 
 Record = dict[str, Any]
 StepMetrics = dict[str, float | None]
+
+REMEDY = (
+    "Everything written before it is intact. Free some space or permit writing there, then "
+    "continue the run with --resume."
+)
+"""What to do when a file of a run cannot be written."""
 
 _LAST = ("learning_rate", "nonfinite_in_row")
 
@@ -48,8 +54,8 @@ class MetricsLog:
         old = _read(path) if step else []
         kept = [record for record in old if _belongs(record, step)] or [header]
         self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
-        write_text(path, "".join(_line(record) for record in kept))
-        with explain_write_errors(path):
+        files.write(path, "".join(_line(record) for record in kept), REMEDY)
+        with files.explain_write_errors(path, REMEDY):
             self._file = path.open("a")
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -95,7 +101,7 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Flush to disk, so that a checkpoint never knows more than the log."""
-        with explain_write_errors(self.path):
+        with files.explain_write_errors(self.path, REMEDY):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -103,7 +109,7 @@ class MetricsLog:
         self._file.close()
 
     def _write(self, record: Record) -> None:
-        with explain_write_errors(self.path):
+        with files.explain_write_errors(self.path, REMEDY):
             self._file.write(_line(record))
             self._file.flush()
 

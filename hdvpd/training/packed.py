@@ -28,7 +28,7 @@ from hdvpd.errors import UserError
 from hdvpd.model import Model
 from hdvpd.reporting.files import write
 from hdvpd.training.checkpoints import CheckpointStore, load_model
-from hdvpd.training.run_folder import describe_run, scene_from_json
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
 
@@ -90,7 +90,7 @@ def unpack(file: Path, run_dir: Path) -> None:
     _, state = create_train_state(config, scene)
     state = dataclasses.replace(state, params=_filled(state.params, arrays, file))
     identity = origin["dataset"]
-    texts = describe_run(run_dir, config, scene, dataset_identity=identity)
+    texts = RunFolder(run_dir).describe(config, scene, dataset_identity=identity)
     progress = new_progress(identity) | {"step": origin["step"], "next_batch": origin["step"]}
     CheckpointStore(run_dir).save(origin["step"], state, progress=progress, files=texts)
 
@@ -113,7 +113,7 @@ def read_packed(
         with zipfile.ZipFile(file) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}
         tables = tomllib.loads(entries["config.toml"].decode())
-        scene = scene_from_json(entries["scene.json"].decode())
+        scene = SceneSpec.from_dict(json.loads(entries["scene.json"]))
         origin = json.loads(entries["origin.json"])
         arrays = {
             name.removeprefix("params/").removesuffix(".npy"): np.load(io.BytesIO(content))

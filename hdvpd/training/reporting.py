@@ -30,7 +30,8 @@ from rich.table import Column
 
 from hdvpd.config import Config
 from hdvpd.errors import UserError, how_to_install
-from hdvpd.training.files import explain_write_errors
+from hdvpd.reporting import files
+from hdvpd.training.metrics_log import REMEDY
 from hdvpd.types import Batch
 
 _HEARTBEAT_S = 30.0
@@ -61,7 +62,7 @@ class Reporter:
         self._console = console or Console(highlight=False, markup=False, soft_wrap=True)
         self._events = _open_events(path / "tb", start_step) if train.tensorboard else None
         self._path = path / "timing.jsonl"
-        with explain_write_errors(self._path):
+        with files.explain_write_errors(self._path, REMEDY):
             self._file = self._path.open("a")
         self._bar = _create_bar(self._console) if _is_live(self._console) else None
         self._task = None
@@ -129,7 +130,7 @@ class Reporter:
 
     def write_timing(self, kind: str, **fields: Any) -> None:
         """Append a record to `timing.jsonl`, with the time of day."""
-        with explain_write_errors(self._path):
+        with files.explain_write_errors(self._path, REMEDY):
             record = {"kind": kind, **fields, "time": round(time.time(), 3)}
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
@@ -197,7 +198,7 @@ def save_first_batch(path: Path, batch: Batch) -> None:
     rgb = np.asarray(batch.frames.rgb)[:4]
     windows, frames, views, height, width, _ = rgb.shape
     rows = rgb.transpose(0, 2, 3, 1, 4, 5).reshape(windows * views * height, frames * width, 3)
-    with explain_write_errors(path):
+    with files.explain_write_errors(path, REMEDY):
         imageio.imwrite(path, rows)
 
 

@@ -15,34 +15,79 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hdvpd
 from hdvpd.config import Config, SceneSpec
-from hdvpd.config.experiments import to_toml
+from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.config.settings import entries
 from hdvpd.errors import UserError
-from hdvpd.training.files import explain_write_errors, write_text
+from hdvpd.reporting import files
+from hdvpd.training.metrics_log import REMEDY
+
+if TYPE_CHECKING:
+    from hdvpd.training.checkpoints import CheckpointStore
 
 _LOCK = {".lock"}
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "JAX_", "NUMBA_", "OMP_", "XLA_")
 
 
-def find_run(run_dir: Path, resume: str | None, step: int | None) -> Path:
-    """Decide which folder a training command is about.
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk.
 
-    Args:
-      run_dir: where a new run of this name belongs.
-      resume: None starts a run, "auto" continues the one in `run_dir` or starts it, anything else
-        is the path of a run, or the name of one beside `run_dir`.
-      step: the checkpoint asked for.
-
-    Raises:
-      UserError: the run to start exists, the run to resume does not, or a step makes no sense.
+    Attributes:
+      path: the folder.
     """
-    if resume is None:
+
+    path: Path
+
+    @classmethod
+    def find(cls, run: Path | str, runs_dir: Path = Path("runs")) -> "RunFolder":
+        """Find a run.
+
+        Args:
+          run: its path, or its name.
+          runs_dir: holds the runs' folders.
+
+        Raises:
+          UserError: there is none.
+        """
+        found = cls.search(run, runs_dir)
+        if found is None:
+            raise UserError(
+                f"{run} is no run folder (it has no config.toml). Train one with `hdvpd train`, or "
+                f"give the path of one; {runs_dir}/ holds {_names(runs_dir)}."
+            )
+        return found
+
+    @classmethod
+    def find_to_train(cls, run_dir: Path, resume: str | None, step: int | None) -> "RunFolder":
+        """Decide which folder a training command is about.
+
+        Args:
+          run_dir: where a new run of this name belongs.
+          resume: None starts a run, "auto" continues the one in `run_dir` or starts it, anything
+            else is the path of a run, or the name of one beside `run_dir`.
+          step: the checkpoint asked for.
+
+        Raises:
+          UserError: the run to start exists, the run to resume does not, or a step makes no sense.
+        """
+        if resume == "auto":
+            return cls(run_dir)
+        if resume is not None:
+            found = cls.search(resume, run_dir.parent)
+            if found is None:
+                raise UserError(
+                    f"There is no run to resume at {resume!r}, neither as a path nor in "
+                    f"{run_dir.parent}, which holds {_names(run_dir.parent)}. Give one of these, "
+                    "or --resume auto."
+                )
+            return found
         if step is not None:
             raise UserError(f"--step {step} chooses a checkpoint to resume from: add --resume.")
         if run_dir.is_file() or (run_dir.is_dir() and {p.name for p in run_dir.iterdir()} - _LOCK):
@@ -50,63 +95,146 @@ def find_run(run_dir: Path, resume: str | None, step: int | None) -> Path:
                 f"The run folder {run_dir} already exists, and a new run never writes over an old "
                 "one. Continue it with --resume auto, or choose another --name."
             )
-        return run_dir
-    if resume == "auto":
-        return run_dir
-    for candidate in (Path(resume), run_dir.parent / resume):
-        if (candidate / "config.toml").is_file():
-            return candidate
-    runs = sorted(path.parent.name for path in run_dir.parent.glob("*/config.toml"))
-    raise UserError(
-        f"There is no run to resume at {resume!r}, neither as a path nor in {run_dir.parent}, "
-        f"which holds {', '.join(runs) or 'none'}. Give one of these, or --resume auto."
-    )
+        return cls(run_dir)
 
+    @classmethod
+    def search(cls, run: Path | str, runs_dir: Path = Path("runs")) -> "RunFolder | None":
+        """Return a run by its path or by its name, if there is one."""
+        places = (cls(Path(run)), cls(runs_dir / run))
+        return next((place for place in places if place.exists), None)
 
-@contextlib.contextmanager
-def lock_run(path: Path) -> Iterator[None]:
-    """Keep a second process from training in the same folder; the system frees a dead one's lock.
+    @property
+    def config_file(self) -> Path:
+        """The resolved experiment of the latest start."""
+        return self.path / "config.toml"
 
-    Raises:
-      UserError: another process holds the lock, or the folder cannot be made.
-    """
-    with explain_write_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-        file = path.joinpath(*_LOCK).open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_file.is_file()
+
+    def config(self) -> Config:
+        """Read the configuration of the latest start.
+
+        Raises:
+          UserError: there is none, or it is not possible.
+        """
+        if not self.exists:
             raise UserError(
-                f"Another process is training in {path}. Wait for it, stop it, or choose another "
-                "--name."
-            ) from None
-        except OSError:
-            pass  # Some network file systems cannot lock; that must not stop a run.
-        yield
+                f"{self.config_file} does not exist: name the experiment that the run began with."
+            )
+        return read_toml(self.config_file)
+
+    def checkpoints(self, keep: int = 1) -> "CheckpointStore":
+        """Return the run's checkpoints, of which `keep` stay when one is added."""
+        from hdvpd.training.checkpoints import CheckpointStore  # takes a second, and few need it
+
+        return CheckpointStore(self.path, keep)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep a second process from training in the folder; the system frees a dead one's lock.
+
+        Raises:
+          UserError: another process holds the lock, or the folder cannot be made.
+        """
+        with files.explain_write_errors(self.path, REMEDY):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self.path.joinpath(*_LOCK).open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"Another process is training in {self.path}. Wait for it, stop it, or choose "
+                    "another --name."
+                ) from None
+            except OSError:
+                pass  # Some network file systems cannot lock; that must not stop a run.
+            yield
+
+    def describe(
+        self, config: Config, scene: SceneSpec, *, dataset_identity: str
+    ) -> dict[str, str]:
+        """Write the files that say what is run, on what, with which code.
+
+        On resuming, the files show the latest start; `env.txt` and `git.txt` of earlier starts are
+        kept beside them if they differ.
+
+        Returns:
+          The texts of `config.toml` and `scene.json`, which each checkpoint carries too.
+        """
+        dataset = {"identity": dataset_identity, "path": config.data.path}
+        scene_text = json.dumps(scene.to_dict(), indent=1)
+        carried = {"config.toml": to_toml(config), "scene.json": scene_text}
+        texts = carried | {
+            "dataset.json": json.dumps(dataset, indent=1),
+            "git.txt": _describe_code(),
+            "env.txt": _describe_environment(),
+        }
+        for name, text in texts.items():
+            _write_keeping_old(self.path / name, text, keep=name in ("git.txt", "env.txt"))
+        return carried
+
+    def code(self) -> str:
+        """Return the commit that the run was started with, and whether its files were changed."""
+        file = self.path / "git.txt"
+        text = file.read_text(errors="replace") if file.is_file() else "unknown"
+        commit, *state = [line for line in text.splitlines() if line] or ["unknown"]
+        return commit if state[:1] in ([], ["clean"]) else f"{commit} with changes"
+
+    def numbers(self, file: str, kind: str, key: str) -> tuple[float, ...]:
+        """Read a value from every record of a kind; a line that a killed process broke is left out.
+
+        Args:
+          file: `metrics.jsonl` or `timing.jsonl`; none counts as empty.
+          kind: of the records.
+          key: of the value.
+        """
+        path, numbers = self.path / file, []
+        for line in path.read_text().splitlines() if path.is_file() else []:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if record["kind"] == kind:
+                numbers.append(record[key])
+        return tuple(numbers)
+
+    def require_same(
+        self, saved: Config, config: Config, *, saved_dataset: str, dataset: str
+    ) -> None:
+        """Refuse to resume where the continuation would not be the same run.
+
+        Args:
+          saved: configuration inside the checkpoint.
+          config: configuration of this start.
+          saved_dataset: identity of the data set inside the checkpoint.
+          dataset: identity of the data set of this start.
+
+        Raises:
+          UserError: naming the first setting that differs, or the data set.
+        """
+        old, new = _binding_values(saved), _binding_values(config)
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                hint = " (it shapes the cosine schedule)" if key == "train.num_steps" else ""
+                raise UserError(
+                    f"{self.path} was trained with {key} = {old.get(key)!r}, but this command says "
+                    f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
+                    f"{self.config_file}, or start a new run with another --name."
+                )
+        if saved_dataset != dataset:
+            raise UserError(
+                f"{self.path} was trained on the data set with identity {saved_dataset}, but "
+                f"data.path = {config.data.path!r} has {dataset}: resuming continues a run "
+                "exactly. Point data.path at the same data, or start a new run with another --name."
+            )
 
 
-def describe_run(
-    path: Path, config: Config, scene: SceneSpec, *, dataset_identity: str
-) -> dict[str, str]:
-    """Write the files that say what is run, on what, with which code.
-
-    On resuming, the files show the latest start; `env.txt` and `git.txt` of earlier starts are
-    kept beside them if they differ.
-
-    Returns:
-      The texts of `config.toml` and `scene.json`, which each checkpoint carries too.
-    """
-    dataset = {"identity": dataset_identity, "path": config.data.path}
-    carried = {"config.toml": to_toml(config), "scene.json": json.dumps(scene.to_dict(), indent=1)}
-    texts = carried | {
-        "dataset.json": json.dumps(dataset, indent=1),
-        "git.txt": _describe_code(),
-        "env.txt": _describe_environment(),
-    }
-    for name, text in texts.items():
-        _write_keeping_old(path / name, text, keep=name in ("git.txt", "env.txt"))
-    return carried
+def _names(runs_dir: Path) -> str:
+    names = sorted(path.parent.name for path in runs_dir.glob("*/config.toml"))
+    return ", ".join(names) or "none"
 
 
 def _write_keeping_old(path: Path, text: str, *, keep: bool) -> None:
@@ -116,46 +244,15 @@ def _write_keeping_old(path: Path, text: str, *, keep: bool) -> None:
             return
         if keep:
             number = len(list(path.parent.glob(f"{path.stem}-*{path.suffix}"))) + 1
-            write_text(path.with_name(f"{path.stem}-{number}{path.suffix}"), old)
-    write_text(path, text)
+            kept = path.with_name(f"{path.stem}-{number}{path.suffix}")
+            files.write(kept, old, REMEDY)
+    files.write(path, text, REMEDY)
 
 
 def config_identity(config: Config) -> str:
     """Hash the settings that decide the numbers a run produces; paths and logging are left out."""
     text = json.dumps(_binding_values(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def require_same_run(
-    path: Path, saved: Config, config: Config, *, saved_dataset: str, dataset: str
-) -> None:
-    """Refuse to resume where the continuation would not be the same run.
-
-    Args:
-      path: the run folder, for the message.
-      saved: configuration inside the checkpoint.
-      config: configuration of this start.
-      saved_dataset: identity of the data set inside the checkpoint.
-      dataset: identity of the data set of this start.
-
-    Raises:
-      UserError: naming the first setting that differs, or the data set.
-    """
-    old, new = _binding_values(saved), _binding_values(config)
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            hint = " (it shapes the cosine schedule)" if key == "train.num_steps" else ""
-            raise UserError(
-                f"{path} was trained with {key} = {old.get(key)!r}, but this command says "
-                f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
-                f"{path / 'config.toml'}, or start a new run with another --name."
-            )
-    if saved_dataset != dataset:
-        raise UserError(
-            f"{path} was trained on the data set with identity {saved_dataset}, but "
-            f"data.path = {config.data.path!r} has {dataset}: resuming continues a run exactly. "
-            "Point data.path at the same data, or start a new run with another --name."
-        )
 
 
 def _binding_values(config: Config) -> dict[str, Any]:
@@ -208,14 +305,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace")
-
-
-def scene_from_json(text: str) -> SceneSpec:
-    """Read what `SceneSpec.to_dict` wrote as JSON."""
-    values: Mapping[str, Any] = json.loads(text)
-    low, high = values["workspace_min"], values["workspace_max"]
-    return SceneSpec(
-        num_robot_points=values["num_robot_points"],
-        workspace_min=(low[0], low[1], low[2]),
-        workspace_max=(high[0], high[1], high[2]),
-    )

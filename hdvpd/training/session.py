@@ -14,7 +14,7 @@ from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore, Progress
 from hdvpd.training.metrics_log import MetricsLog, Record
 from hdvpd.training.reporting import Reporter
-from hdvpd.training.run_folder import config_identity, describe_run, library_versions
+from hdvpd.training.run_folder import RunFolder, config_identity, library_versions
 
 Validate = Callable[[Any], Mapping[str, float] | None]
 
@@ -54,7 +54,7 @@ class Session:
         self._verified = False
         # First what may be refused, so that a new run's folder is still empty then.
         self.report = Reporter(path, config, start_step=self.step)
-        self._files = describe_run(path, config, scene, dataset_identity=self._dataset)
+        self._texts = RunFolder(path).describe(config, scene, dataset_identity=self._dataset)
         self.log = MetricsLog(
             path / "metrics.jsonl",
             run_record(config, dataset=self._dataset),
@@ -128,7 +128,7 @@ class Session:
         self.log.sync()
         with self.report.timed("checkpoint", step=self.step):
             self._store.save(
-                self.step, state, progress=progress or self._progress(), files=self._files
+                self.step, state, progress=progress or self._progress(), files=self._texts
             )
             if not self._verified:
                 self._store.verify(self.step, state)

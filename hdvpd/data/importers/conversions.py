@@ -80,6 +80,7 @@ def nearest_rows(
     Returns:
       Rows, and how far each lies from its step [s].
     """
+    # A last step that lies a little beyond the last frame still has one near enough.
     steps = int(np.floor((time_s[-1] - time_s[0]) / step_s + MAX_OFFSET)) + 1
     grid = time_s[0] + step_s * np.arange(steps)
     if len(time_s) == 1:

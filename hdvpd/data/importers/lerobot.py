@@ -311,6 +311,10 @@ class _Pictures:
             yield self._coding.metres(images.decode_depth(data, place, row, self._size, key))
 
     def _frames(self, key: str, rows: Sequence[int]) -> Iterator[Any]:
+        # The table's clock begins at 0 in every episode, the video's only with the file. Files of
+        # version 3 hold many episodes, so a row's frame is at its episode's start plus its own
+        # time. Not row / fps: where a camera lost frames, that would drift off by as many; fps is
+        # nominal and decides no more than how near a frame must be.
         clip = self._rows.episode.clips[key]
         times = clip.start_s + self._time_s[list(rows)]
         return self._rows.video(key).frames(rows, times, 1 / self._rows.info.fps)

@@ -141,6 +141,7 @@ def _records_v2(info: Info) -> list[LeRobotEpisode]:
                 task=_task(tasks),
                 index=index,
                 length=length,
+                # A file per episode: the table's clock is the video's.
                 clips={
                     key: Clip(info.video_file(video_key=key, **place), 0.0) for key in info.videos
                 },

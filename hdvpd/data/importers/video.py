@@ -18,6 +18,8 @@ from hdvpd.data.importers.faults import AGAIN, SourcePlace, diagnosis
 from hdvpd.errors import UserError
 from hdvpd.types import Float, Shaped, UInt8
 
+# Times in tables are rounded (float32) and so are those in videos (to the time base): far below a
+# quarter of a frame. From a half on two frames would lie within reach of one time.
 TOLERANCE = 0.25
 """How far a frame may be from the time asked for, as a share of the time between frames."""
 _FIRST_STEP_BACK = 16.0
@@ -139,8 +141,10 @@ class Video:
 
     def _jump(self, time_s: float, tolerance_s: float) -> bool:
         """Go to the key frame before a time where that saves decoding."""
-        if time_s <= self._last_s + 5 * tolerance_s:  # the next frame, or the one after it
+        # Up to a frame and a quarter away it is the next one, which decoding finds anyway.
+        if time_s <= self._last_s + 5 * tolerance_s:
             return False
+        # A key frame at this very time may be stamped a little later.
         stamp = round((time_s + tolerance_s) / self._stream.time_base)
         entry = self._index.search_timestamp(stamp) if self._index else -1
         if entry < 0:  # Matroska's index is read by its first seek
