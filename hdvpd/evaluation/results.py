@@ -17,6 +17,7 @@ from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
 from hdvpd.model import Model
+from hdvpd.training.run_folder import RunFolder
 
 _PLANS = {
     "commanded": "recorded commands",
@@ -97,8 +98,6 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
       Label and value, for the report.
     """
     run, config = evaluation.run, evaluation.run.config
-    file = run.folder / "git.txt"
-    code = file.read_text(errors="replace").splitlines() if file.is_file() else []
     targets, moving = run.dataset.joint_targets_source, moving_cameras(run)
     poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
     return {
@@ -109,7 +108,7 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
         "plan": f"{_PLANS.get(targets, targets)}, links from {run.dataset.links_source}",
         "images": f"{config.data.height}\u00d7{config.data.width} px",
         "particles": f"{config.model.num_particles:,} per time step",
-        "code": code[0] if code else "unknown",
+        "code": RunFolder(run.folder).code(),
     }
 
 
