@@ -172,6 +172,8 @@ class RunFolder:
             "git.txt": _describe_code(),
             "env.txt": _describe_environment(),
         }
+        with files.explain_write_errors(self.path, REMEDY):
+            self.path.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             _write_keeping_old(self.path / name, text, keep=name in ("git.txt", "env.txt"))
         return carried
