@@ -16,23 +16,23 @@ from scipy.spatial import KDTree
 
 from hdvpd.attention.graphs import edge_graph, transition_graph
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask
 from hdvpd.attention.masks.diffusion import diffusion_mask
-from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.hypercube import hypercube_mask
-from hdvpd.attention.masks.low_rank import LowRankMask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
-from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
-from hdvpd.attention.masks.series import PowerSeriesMask
-from hdvpd.attention.masks.toeplitz import ToeplitzMask, distance_table
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
-from hdvpd.attention.power_series import exponential
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.geometry import z_order
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, exact_walks, merged
 from hdvpd.types import Float, Int
+from studies.attention.masks.compose import ClassTokenMask, KroneckerMask
+from studies.attention.masks.forests import edge_forest
+from studies.attention.masks.hypercube import hypercube_mask
+from studies.attention.masks.low_rank import LowRankMask
+from studies.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
+from studies.attention.masks.series import PowerSeriesMask
+from studies.attention.masks.toeplitz import ToeplitzMask, distance_table
+from studies.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
+from studies.attention.power_series import exponential
 
 Edges = Int[np.ndarray, "edges 2"]
 Points = Float[np.ndarray, "t 2"]

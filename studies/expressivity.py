@@ -27,12 +27,12 @@ import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
 
-from hdvpd.attention.dense import linear_attention, masked_linear_attention
 from hdvpd.attention.graphs import matrix_graph, symmetric_weights
 from hdvpd.attention.grf import walk_attention
-from hdvpd.attention.power_series import power_series
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.types import Array, Float, JaxArray, PRNGKey
+from studies.attention.dense import linear_attention, masked_linear_attention
+from studies.attention.power_series import power_series
 from studies.grf_measurements import disjoint_copies, sampled_walks
 from studies.outputs import (
     Row,

@@ -1,7 +1,7 @@
 """Graph kernel attention transformer, GKAT (arXiv 2107.07999, section 4.2), to classify graphs.
 
 Softmax attention over all nodes, its weights multiplied with the random-walk graph-node kernel K of
-the graph: M_ij = K_ij in `hdvpd.attention.dense`. The graphs are small, so the mask is a matrix
+the graph: M_ij = K_ij in `studies.attention.dense`. The graphs are small, so the mask is a matrix
 (the paper's GKAT-0). Queries, keys and values have no biases, as in the paper's program.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from hdvpd.attention.dense import masked_softmax_attention
-from hdvpd.attention.power_series import power_series
 from hdvpd.types import Array, Bool, Float, Int, JaxArray
+from studies.attention.dense import masked_softmax_attention
+from studies.attention.power_series import power_series
 from studies.fitting import AbstractLearner, Score
 from studies.graph_tasks import GraphSet
 

@@ -17,7 +17,6 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from hdvpd.attention.couplings import Coupling
-from hdvpd.attention.dense import softmax_attention
 from hdvpd.attention.graphs import (
     edge_graph,
     graph_matrix,
@@ -27,11 +26,12 @@ from hdvpd.attention.graphs import (
 )
 from hdvpd.attention.grf import symmetric_walk_attention
 from hdvpd.attention.linear import linear_attention
-from hdvpd.attention.power_series import exponential, power_series
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
 from hdvpd.types import Array, Float, JaxArray, PRNGKey
+from studies.attention.dense import softmax_attention
+from studies.attention.power_series import exponential, power_series
 from studies.costs import fastest
 from studies.outputs import Row
 

@@ -27,19 +27,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.attention import dense
-from hdvpd.attention.causal import causal_attention
 from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.sequences import CausalMask, PaddingMask
-from hdvpd.attention.masks.trees import ExponentialForestMask
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.types import Array, Float
+from studies.attention import dense
+from studies.attention.causal import causal_attention
+from studies.attention.masks.forests import edge_forest
+from studies.attention.masks.sequences import CausalMask, PaddingMask
+from studies.attention.masks.trees import ExponentialForestMask
 from studies.costs import compiled_bytes, fastest, fitted_slope, peak_resident_bytes
 from studies.example_masks import KINDS, neighbor_walks, tree_example
 from studies.outputs import (

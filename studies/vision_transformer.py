@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.attention import dense
 from hdvpd.attention.feature_maps import relu_features
 from hdvpd.types import Array, Float, JaxArray
+from studies.attention import dense
 from studies.head_masks import AbstractGridMask, HeadMasks
 
 # Width of the hidden layer over that of tokens (arXiv 2410.03462, Table 2: 4).

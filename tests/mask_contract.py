@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.attention import dense
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
+from studies.attention import dense
 
 
 def check_mask(mask: AbstractMask, oracle: np.ndarray, *, rtol: float = 1e-5) -> None:

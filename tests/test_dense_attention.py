@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import references
 
-from hdvpd.attention import dense, linear
+from hdvpd.attention import linear
+from studies.attention import dense
 
 
 @pytest.fixture(scope="module")

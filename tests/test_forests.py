@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_masks_trees import edges_of
 
-from hdvpd.attention.masks.centroids import centroid_blocks
-from hdvpd.attention.masks.forests import edge_forest
 from hdvpd.errors import UserError
+from studies.attention.masks.centroids import centroid_blocks
+from studies.attention.masks.forests import edge_forest
 
 
 @pytest.mark.parametrize(

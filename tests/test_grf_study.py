@@ -5,10 +5,10 @@ import csv
 import numpy as np
 import pytest
 
-from hdvpd.attention.power_series import exponential, power_series
 from studies import grf
 from studies import grf_measurements as measure
 from studies.__main__ import main
+from studies.attention.power_series import exponential, power_series
 
 # Squared relative Frobenius error of exp(0.25 W) with 4 and 16 walkers, by the public programs of
 # arXiv 2310.04854 and 2305.12470 (mean of 4 to 6 runs, spread about 20 %).

@@ -18,9 +18,7 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-CYCLES = [
-    {"hdvpd.attention.masks.base", "hdvpd.attention.masks.compose"},
-]
+CYCLES: list[set[str]] = []
 UPWARD: set[tuple[str, str]] = set()
 LONG_FILES: set[str] = set()
 LONG_FUNCTIONS: set[str] = set()

@@ -15,8 +15,6 @@ from flax import nnx
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.trees import ExponentialForestMask
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.kernels import walk_attention_pallas
 from hdvpd.kernels.annular_sums import annular_sums
@@ -24,6 +22,8 @@ from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import exact_walks
 from hdvpd.model import Model
+from studies.attention.masks.forests import edge_forest
+from studies.attention.masks.trees import ExponentialForestMask
 
 NEIGHBORS = np.random.default_rng(0).integers(0, 37, (37, 3)).astype(np.int32)
 POINTS = np.random.default_rng(1).normal(size=(37, 3)).astype(np.float32)

@@ -7,20 +7,20 @@ import pytest
 from mask_contract import check_attention
 
 from hdvpd.attention import masked
-from hdvpd.attention.causal import causal_attention
 from hdvpd.attention.graphs import matrix_graph, transition_graph
-from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask
 from hdvpd.attention.masks.diffusion import diffusion_mask
-from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.hypercube import hypercube_mask
-from hdvpd.attention.masks.low_rank import LowRankMask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
-from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
-from hdvpd.attention.masks.series import PowerSeriesMask
-from hdvpd.attention.masks.toeplitz import ToeplitzMask
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.kernels.walks import exact_walks
+from studies.attention.causal import causal_attention
+from studies.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask
+from studies.attention.masks.forests import edge_forest
+from studies.attention.masks.hypercube import hypercube_mask
+from studies.attention.masks.low_rank import LowRankMask
+from studies.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
+from studies.attention.masks.series import PowerSeriesMask
+from studies.attention.masks.toeplitz import ToeplitzMask
+from studies.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from studies.example_masks import KINDS
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from mask_contract import check_attention, check_gradient, check_mask
 
-from hdvpd.attention import dense
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask, padded
-from hdvpd.attention.masks.low_rank import LowRankMask
-from hdvpd.attention.masks.sequences import CausalMask
-from hdvpd.attention.masks.toeplitz import ToeplitzMask
 from hdvpd.errors import UserError
+from studies.attention import dense
+from studies.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask, padded
+from studies.attention.masks.low_rank import LowRankMask
+from studies.attention.masks.sequences import CausalMask
+from studies.attention.masks.toeplitz import ToeplitzMask
 
 rng = np.random.default_rng(0)
 TABLE = rng.uniform(0.1, 1, (3, 5)).astype(np.float32)  # of a grid of 2 x 3

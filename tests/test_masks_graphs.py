@@ -12,7 +12,6 @@ import scipy.sparse.linalg
 import scipy.special
 from mask_contract import check_attention, check_gradient, check_mask
 
-from hdvpd.attention import power_series as series
 from hdvpd.attention.graphs import (
     SymmetricPart,
     edge_graph,
@@ -30,12 +29,13 @@ from hdvpd.attention.masks.diffusion import (
     spectral_radius,
 )
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
-from hdvpd.attention.masks.series import PowerSeriesMask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.errors import UserError
 from hdvpd.kernels.walks import exact_walks
 from studies import grf_measurements as measure
+from studies.attention import power_series as series
+from studies.attention.masks.series import PowerSeriesMask
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
 

@@ -5,8 +5,8 @@ import pytest
 from mask_contract import check_attention, check_gradient, check_mask
 from scipy.linalg import expm
 
-from hdvpd.attention.masks.hypercube import hypercube_mask
 from hdvpd.errors import UserError
+from studies.attention.masks.hypercube import hypercube_mask
 
 
 def heat_kernel(num_tokens, diffusion_time):

@@ -5,8 +5,8 @@ import pytest
 from mask_contract import check_attention, check_gradient, check_mask
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.low_rank import LowRankMask
 from hdvpd.errors import UserError
+from studies.attention.masks.low_rank import LowRankMask
 
 
 @pytest.mark.parametrize(("num_tokens", "rank"), [(1, 1), (6, 2), (3, 5)])

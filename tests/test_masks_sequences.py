@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mask_contract import check_attention, check_mask
 
-from hdvpd.attention import causal
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 from hdvpd.errors import UserError
+from studies.attention import causal
+from studies.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 
 
 @pytest.mark.parametrize("real", [[True], [True, False, True, True], [False, False]])

@@ -10,9 +10,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.compose import ScaledMask
-from hdvpd.attention.masks.toeplitz import ToeplitzMask, distance_table
 from hdvpd.errors import UserError
+from studies.attention.masks.compose import ScaledMask
+from studies.attention.masks.toeplitz import ToeplitzMask, distance_table
 
 
 def random_table(*grid):

@@ -8,11 +8,11 @@ from mask_contract import check_attention, check_gradient, check_mask
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from hdvpd.attention.masks import trees
-from hdvpd.attention.masks.centroids import centroid_blocks
-from hdvpd.attention.masks.forests import edge_forest
-from hdvpd.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 from hdvpd.errors import UserError
+from studies.attention.masks import trees
+from studies.attention.masks.centroids import centroid_blocks
+from studies.attention.masks.forests import edge_forest
+from studies.attention.masks.trees import ExponentialForestMask, TreeMask, tree_mask
 
 FORMS = {"levels": lambda forest: (), "blocks": centroid_blocks}
 

@@ -8,8 +8,8 @@ import pytest
 import scipy.linalg
 import scipy.special
 
-from hdvpd.attention import power_series as series
 from hdvpd.errors import UserError
+from studies.attention import power_series as series
 
 SERIES = {
     "exp": series.exponential(12),

@@ -9,14 +9,13 @@ numbers up to rounding: compiled host code for CPUs (`*_host`) and GPU kernels (
     walks            exact_walks, collect_walks     xla, host
     walk_attention   attend_along_walks             xla, host, pallas
     sparse_rows      multiply, multiply_transposed  xla, host
-    forests          multiply_along_paths           xla, host
     annular_sums     annular_sums                   xla, host
 
 `choice` says which form runs where, `derivatives` makes every gradient that is written by hand,
 `host`, `ffi` and `compiled` bring compiled code into jitted programs.
 
-The choice is part of the structure that an operation works on: `SparseRows`, `Walks` and `Forest`
-carry `kernels`, given once where a graph or a forest is made and handed on to all that is derived
+The choice is part of the structure that an operation works on: `SparseRows` and `Walks`
+carry `kernels`, given once where a graph is made and handed on to all that is derived
 from it. So the formulas of masks and attention do not mention it, walks are never read by another
 form than the one that they were made for, and, as it is a static field, a program compiled for one
 form is not used for another. Operations without such a structure (`knn`, `annular_sums`) take it as

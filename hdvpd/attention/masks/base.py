@@ -1,11 +1,11 @@
-"""The one interface of every mask."""
+"""The one interface of every mask, and the sum of two."""
 
 import abc
 
 import jax.numpy as jnp
 
 from hdvpd.errors import UserError
-from hdvpd.types import Array, Float
+from hdvpd.types import Array, Float, pytree
 
 
 class AbstractMask(abc.ABC):
@@ -54,6 +54,44 @@ class AbstractMask(abc.ABC):
         return jnp.broadcast_to(self.noise * largest, x.shape)
 
     def __add__(self, other: "AbstractMask") -> "AbstractMask":
-        from hdvpd.attention.masks.compose import SumMask  # which imports this file
-
         return SumMask(self, other)
+
+
+@pytree
+class SumMask(AbstractMask):
+    """M = M_1 + M_2, also written `first + second`.
+
+    Attributes:
+      first: M_1.
+      second: M_2.
+
+    Raises:
+      UserError: the two differ in size.
+    """
+
+    first: AbstractMask
+    second: AbstractMask
+
+    def __post_init__(self) -> None:
+        if self.first.num_tokens != self.second.num_tokens:
+            raise UserError(
+                f"sum of masks over {self.first.num_tokens} and {self.second.num_tokens} tokens: "
+                "both must have the same number."
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return self.first.num_tokens
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Return M x."""
+        return self.first @ x + self.second @ x
+
+    def dense(self) -> Float[Array, "t t"]:
+        """Return M."""
+        return self.first.dense() + self.second.dense()
+
+    def rounding_error(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Add the parts' rounding errors."""
+        return self.first.rounding_error(x) + self.second.rounding_error(x)

@@ -1,4 +1,4 @@
-"""Forests, prepared on the host for sums along their paths (`hdvpd.kernels.forests`).
+"""Forests, prepared on the host for sums along their paths (`studies.kernels.forests`).
 
 Roots are the centres of the trees, so that there are few levels. Nodes with more than two children
 get *joints* between them and their children: nodes without a token, at no distance from the node.
@@ -14,8 +14,8 @@ from scipy.sparse import csgraph
 
 from hdvpd.errors import UserError
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.forests import Forest
 from hdvpd.types import Bool, Float, Int, JaxArray
+from studies.kernels.forests import Forest
 
 
 def edge_forest(

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.power_series import power_series
 from hdvpd.errors import UserError
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.types import Array, Float, JaxArray, pytree
+from studies.attention.power_series import power_series
 
 
 @pytree
@@ -19,7 +19,7 @@ class PowerSeriesMask(AbstractMask):
 
     Attributes:
       graph: W.
-      coefficients: alpha. Kernels in closed form are in `hdvpd.attention.power_series`.
+      coefficients: alpha. Kernels in closed form are in `studies.attention.power_series`.
     """
 
     graph: SparseRows | SymmetricPart

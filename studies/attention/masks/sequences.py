@@ -40,7 +40,7 @@ class PaddingMask(AbstractMask):
 class CausalMask(AbstractMask):
     """Every token sees itself and the earlier ones: M_ij = 1 for j <= i.
 
-    Attention under this mask alone is cheaper as `hdvpd.attention.causal.causal_attention`.
+    Attention under this mask alone is cheaper as `studies.attention.causal.causal_attention`.
 
     Attributes:
       length: tokens of the sequence.

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.kernels import forests_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
 from hdvpd.types import Array, Float, Int, JaxArray, pytree, static
+from studies.kernels import forests_host
 
 
 @pytree
 class Forest:
-    """Rooted trees over tokens, made by `hdvpd.attention.masks.forests.edge_forest`.
+    """Rooted trees over tokens, made by `studies.attention.masks.forests.edge_forest`.
 
     Nodes lie in slots, level after level from the roots on, in chunks of one width. No node has
     more than two children: joints without a token stand between a node and more of them.

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.centroids import HankelBlocks, centroid_blocks
-from hdvpd.attention.masks.forests import distances
 from hdvpd.errors import UserError
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.forests import Forest, multiply_along_paths, path_sums, put_tokens
 from hdvpd.types import Array, Float, JaxArray, pytree
+from studies.attention.masks.centroids import HankelBlocks, centroid_blocks
+from studies.attention.masks.forests import distances
+from studies.kernels.forests import Forest, multiply_along_paths, path_sums, put_tokens
 
 # Numbers in the largest temporary of a product, one column's at least: 4 MiB of float32.
 _CHUNK_SIZE = 1 << 20
@@ -24,7 +24,7 @@ class ExponentialForestMask(AbstractMask):
     """M_ij = exp(a dist(i, j) + b) in two passes, O(t) (Lemma 3.5).
 
     The printed recursions (Eq. 11, 15 and 16) have exp(length) where exp(a length) is right, and a
-    subtraction that cancels for a > 0. Here nothing is subtracted (`hdvpd.kernels.forests`).
+    subtraction that cancels for a > 0. Here nothing is subtracted (`studies.kernels.forests`).
 
     Attributes:
       forest: with the lengths of its edges.

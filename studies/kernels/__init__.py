@@ -1,0 +1,1 @@
+"""Loops of those masks, in the forms of `hdvpd.kernels`."""
