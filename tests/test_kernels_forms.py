@@ -102,7 +102,7 @@ def on_cuda(function, *arguments):
     """Return the text of a program for GPUs; jax refuses one that calls back into Python."""
     text = export.export(function, platforms=["cuda"])(*arguments).mlir_module()
     assert "callback" not in text
-    assert not any("hdvpd" in name for name in called(text))
+    assert not any(".kernels." in name for name in called(text))
     return text
 
 
@@ -117,7 +117,7 @@ def test_host_code_runs_where_it_is_chosen(operation):
     arguments, expected = OPERATIONS[operation]
     program = gradients(functools.partial(operation, "host"), *arguments)
     names = called(program.trace(*arguments).lower().as_text())
-    assert {name for name in names if "hdvpd" in name} == {f"hdvpd.kernels.{x}" for x in expected}
+    assert {name.partition(".kernels.")[2] for name in names if ".kernels." in name} == expected
 
 
 @pytest.mark.parametrize("learned", ["grf", "rwgnk", "diffusion"])
