@@ -25,9 +25,6 @@ MOVED = {
 def prepare(words: list[str]) -> list[str]:
     """Answer what is no verb, and put right what tyro would not understand.
 
-    Args:
-      words: as typed.
-
     Raises:
       UserError: a verb or a flag is there no more.
     """

@@ -173,10 +173,6 @@ def prepare(
 def evaluate(name: str, run: Run) -> Evaluation:
     """Evaluate one run.
 
-    Args:
-      name: of the run.
-      run: ready to be evaluated.
-
     Returns:
       Scores, clips and the object of metrics.json.
     """
@@ -206,11 +202,6 @@ def evaluate(name: str, run: Run) -> Evaluation:
 
 def score_motion_of(name: str, run: Run, compiled: CompiledModel) -> dict[str, Any]:
     """Score the motion of objects in all windows of the held-out episodes.
-
-    Args:
-      name: of the run.
-      run: ready to be evaluated.
-      compiled: its model.
 
     Returns:
       The object `motion` of metrics.json.

@@ -125,9 +125,6 @@ def main(
 def open_data(config: Config) -> TrainingData:
     """Open the data set and list the windows of training and validation.
 
-    Args:
-      config: of the run.
-
     Returns:
       What the run reads.
 

@@ -100,9 +100,6 @@ class Program:
     def parse(self, words: Sequence[str]) -> AbstractCommand:
         """Return the command that was typed.
 
-        Args:
-          words: after the program's name.
-
         Raises:
           UserError: a mistake that tyro would not explain.
           SystemExit: after help, or, with status 2, any other mistake.

@@ -331,9 +331,6 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
 def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Say what a comparison was made from.
 
-    Args:
-      runs: all of them.
-
     Returns:
       Label and value.
     """

@@ -164,9 +164,6 @@ def check_versions() -> list[Finding]:
 def import_faults(modules: Mapping[str, str]) -> dict[str, str]:
     """Import modules of installed packages outside this process, which they may end.
 
-    Args:
-      modules: full name by package.
-
     Returns:
       What went wrong by package; empty where nothing did or the package is not installed.
     """
@@ -187,12 +184,7 @@ def _import_fault(modules: str) -> str:
 
 
 def excluded_because(name: str, version: str) -> str:
-    """Say why a release must not be used; empty when it may be.
-
-    Args:
-      name: of the package.
-      version: the installed one.
-    """
+    """Say why a release must not be used; empty when it may be."""
     if (name, version) in EXCLUDED:
         return EXCLUDED[name, version]
     if name == "jax" and _numbers(version) >= (0, 12):

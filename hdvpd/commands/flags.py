@@ -59,11 +59,7 @@ Size = Annotated[
 
 
 def optional(metavar: str) -> Any:
-    """Return how tyro shows an argument whose docstring says what its absence means.
-
-    Args:
-      metavar: stands for the value.
-    """
+    """Return how tyro shows an argument whose docstring says what its absence means."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
@@ -171,9 +167,6 @@ def understood(words: Sequence[str]) -> list[str]:
 
     Switches may have a value, a part may be chosen without saying `kind`, and the classes of other
     packages that are chosen here or in an experiment's file bring flags of their own.
-
-    Args:
-      words: as typed.
 
     Returns:
       The words with `--train.remat true` and `=true` as `--train.remat`, false as

@@ -85,9 +85,6 @@ def load_config(name_or_path: str, overrides: Tables | None = None) -> Config:
 def read_toml(path: Path | str) -> Config:
     """Read a TOML file; keys that it lacks keep their defaults.
 
-    Args:
-      path: the file.
-
     Returns:
       The checked configuration.
 
@@ -116,9 +113,6 @@ def apply_overrides(config: Config, overrides: Tables, *, source: str = "configu
 
 def read_tables(path: Path) -> dict[str, Any]:
     """Read a TOML file as it is, unchecked.
-
-    Args:
-      path: the file.
 
     Raises:
       UserError: it cannot be read.

@@ -231,12 +231,7 @@ def import_parts(tables: Tables, schema: type[Settings] = Config) -> None:
 
 
 def key_types(schema: type[Settings] = Config, prefix: str = "") -> dict[str, Any]:
-    """Return every key with its plain type, those of all known kinds of a part together.
-
-    Args:
-      schema: settings.
-      prefix: before every key.
-    """
+    """Return every key with its plain type, those of all known kinds of a part together."""
     types: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
         key, parts = f"{prefix}{field.name}", parts_of(field.type)

@@ -115,11 +115,6 @@ class WindowIndex:
         repeated before everything has been seen. With a share of favoured windows (`favour`), every
         so many-th draw is the next of their passes instead.
 
-        Args:
-          seed: of the run.
-          step: of the training.
-          batch_size: windows per step.
-
         Returns:
           Windows; a pure function of the arguments.
         """
@@ -224,12 +219,6 @@ def stack_windows(windows: Sequence[Batch]) -> Batch:
 
 def read_robot(dataset: Dataset, episode: int, start: int, length: int) -> RobotPoints:
     """Read what `read_window` reads of the robot, without the images.
-
-    Args:
-      dataset: to read from.
-      episode: number of the episode.
-      start: first frame.
-      length: frames.
 
     Returns:
       Kinematic points, axes (f): measured for the two observed frames, commanded ones after.

@@ -32,12 +32,7 @@ class AbstractLocalSettings(Settings, abc.ABC, Generic[Plan]):
 
     @abc.abstractmethod
     def make(self, model: ModelConfig, *, rngs: nnx.Rngs) -> AbstractLocalLayer[Plan]:
-        """Return the layer of one block.
-
-        Args:
-          model: what all parts share.
-          rngs: streams of random keys.
-        """
+        """Return the layer of one block."""
 
     @abc.abstractmethod
     def plan(

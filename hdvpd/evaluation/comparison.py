@@ -67,9 +67,6 @@ class ComparedRun:
 def group_by_member(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """Collect the runs of every member, in the order of the seeds.
 
-    Args:
-      runs: of all members.
-
     Returns:
       Runs by member, in the order of first appearance.
     """
@@ -309,11 +306,7 @@ def pairs_csv(summary: Mapping[str, Any]) -> str:
 
 
 def runs_csv(runs: Sequence[ComparedRun]) -> str:
-    """Write one row per run, averaged over episodes and rollout steps.
-
-    Args:
-      runs: of all members.
-    """
+    """Write one row per run, averaged over episodes and rollout steps."""
     extras = (*_SPEEDS, *_COUNTS)
 
     def row(run: ComparedRun) -> list[Cell]:

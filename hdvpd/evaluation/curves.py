@@ -124,9 +124,6 @@ def predictor_lists(scores: Scores, view: int | None) -> dict[str, dict[str, lis
 def step_averages(scores: Scores) -> dict[str, dict[str, dict[str, float | None]]]:
     """Average over all rollout steps, and compare the model with every other predictor.
 
-    Args:
-      scores: what a run scored.
-
     Returns:
       For every predictor and metric `mean` and `ci95`; for all but the model also `behind_model`
       and `behind_model_ci95`: by how much the model is better, with the paired interval.
@@ -226,9 +223,6 @@ def to_csv(summaries: dict[str, dict[str, Any]]) -> str:
 def episodes_csv(all_scores: list[Scores]) -> str:
     """Write what every episode scored, so that any other statistic can be made from it.
 
-    Args:
-      all_scores: scores of every run.
-
     Returns:
       One row per run, predictor, episode, camera and step.
     """
@@ -301,9 +295,6 @@ def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
 
 def to_png(figure: Figure) -> bytes:
     """Encode a figure, the same bytes for the same figure.
-
-    Args:
-      figure: what to encode.
 
     Returns:
       The PNG file.

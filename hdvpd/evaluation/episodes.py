@@ -211,9 +211,6 @@ def collect_scores(
 def describe_windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
     """Say for metrics.json what was rolled out.
 
-    Args:
-      windows: of a run.
-
     Returns:
       Plain values.
     """

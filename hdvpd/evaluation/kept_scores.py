@@ -11,12 +11,7 @@ from hdvpd.evaluation.curves import Scores, plain_numbers
 
 
 def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
-    """Write scores so that `read_scores` gives them back.
-
-    Args:
-      scores: of a run.
-      made_from: what decides them.
-    """
+    """Write scores so that `read_scores` gives them back."""
     arrays = {
         name: np.array(plain_numbers(values.ravel()), object).reshape(values.shape).tolist()
         for name, values in (("images", scores.images), ("depth", scores.depth))

@@ -29,9 +29,6 @@ MM = 1000.0
 def summarize_motion(scores: MotionScores) -> dict[str, Any]:
     """Make the object `motion` of metrics.json.
 
-    Args:
-      scores: of a run.
-
     Returns:
       The layout of docs/evaluation.md, plain values only; lengths in metres.
     """

@@ -66,9 +66,6 @@ class Evaluation:
 def require_same_frames(runs: dict[str, Run]) -> None:
     """Refuse to compare runs that would be scored on different frames.
 
-    Args:
-      runs: by name.
-
     Raises:
       UserError: naming the first run that differs from the first.
     """
@@ -90,9 +87,6 @@ def moving_cameras(run: Run) -> list[str]:
 
 def describe(evaluation: Evaluation) -> dict[str, str]:
     """Say what an evaluation was made from.
-
-    Args:
-      evaluation: of one run.
 
     Returns:
       Label and value, for the report.
@@ -161,12 +155,7 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
 
 
 def print_summary(name: str, evaluation: Evaluation) -> None:
-    """Print means over all rollout steps and what they say.
-
-    Args:
-      name: of the run.
-      evaluation: of the run.
-    """
+    """Print means over all rollout steps and what they say."""
     summary = evaluation.summary
     title = f"{name}, checkpoint {summary['checkpoint_step']}: {explain_table(summary)}"
     print()

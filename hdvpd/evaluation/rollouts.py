@@ -89,9 +89,6 @@ class WindowResult:
 def compile_model(model: Model) -> CompiledModel:
     """Wrap a model's parts so that each is compiled at its first call and never again.
 
-    Args:
-      model: the world model.
-
     Returns:
       Functions of arrays.
     """

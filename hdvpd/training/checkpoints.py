@@ -260,9 +260,6 @@ def load_model(
 def find_damage(path: Path) -> str | None:
     """Compare a checkpoint with its digest.
 
-    Args:
-      path: folder of the checkpoint.
-
     Returns:
       What is wrong, naming the file; None if every byte is as written.
     """

@@ -169,9 +169,6 @@ def _print_members(config: Config, scene: SceneSpec, num_cameras: int, limit: in
 def find_scene(config: Config) -> tuple[SceneSpec, int, str]:
     """Say for which robot and cameras the model is built.
 
-    Args:
-      config: names the data set.
-
     Returns:
       The scene, the number of cameras, and where both come from.
     """
@@ -186,10 +183,6 @@ def find_scene(config: Config) -> tuple[SceneSpec, int, str]:
 
 def count_parameters(config: Config, scene: SceneSpec) -> dict[str, int]:
     """Count the parameters of every part.
-
-    Args:
-      config: the experiment.
-      scene: of the data set.
 
     Returns:
       By part, an attribute of the model; the dynamics' own parts one by one, those of equal blocks
@@ -221,11 +214,6 @@ def training_memory(config: Config, scene: SceneSpec, num_cameras: int) -> Memor
     pass holds the residuals of one step, of the whole batch, while it recomputes it. The compiler
     recomputes cheap residuals instead of storing them and needs workspace: for tiny models of all
     members on CPU the estimate was 0.9 to 2.1 times the temporary memory that it reported.
-
-    Args:
-      config: the experiment.
-      scene: of the data set.
-      num_cameras: images per time step.
     """
     batch = jax.eval_shape(functools.partial(_zero_batch, config, scene, num_cameras))
     params = nnx.to_pure_dict(nnx.state(_abstract_model(config, scene)))

@@ -58,9 +58,6 @@ class WalkSettings(Settings):
     def check_degree(self, out_degree: int) -> None:
         """Refuse more exact walks than memory should hold.
 
-        Args:
-          out_degree: of the graph.
-
         Raises:
           SettingError: they are too many.
         """
