@@ -1,0 +1,214 @@
+"""What a plan costs: functions of a predicted future, one number per plan.
+
+Lengths are metres. `world.rollout` keeps a particle in its row, so that an object is the rows of
+the particles that lie on it when the plan begins.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hdvpd.errors import UserError
+from hdvpd.types import Camera, Float, UInt8
+from hdvpd.world.future import Future
+from hdvpd.world.state import Place, State
+
+
+@dataclass(frozen=True)
+class AbstractCost:
+    """A cost of plans; lower is better."""
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether futures must be rendered, for which they keep their features."""
+        return False
+
+    def check(self, state: State) -> None:
+        """Refuse a state to which the cost cannot be applied, before anything is rolled out.
+
+        Raises:
+          UserError: no particle shows the object that the cost is about.
+        """
+
+    @abstractmethod
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the cost of every plan of a future with an axis of plans."""
+
+
+def object_rows(state: State, place: Place) -> np.ndarray:
+    """Return the rows of the particles on an object.
+
+    Args:
+      state: where the plan begins.
+      place: says where the object lies then.
+
+    Raises:
+      UserError: no particle of the last step lies there.
+    """
+    state.require(place)
+    return np.flatnonzero(state.current.mask & place(state.current.positions))
+
+
+@dataclass(frozen=True)
+class AbstractObjectCost(AbstractCost):
+    """A cost of what happens to an object.
+
+    Attributes:
+      place: where the object lies when the plan begins, as for `State.keep`.
+    """
+
+    place: Place
+
+    def check(self, state: State) -> None:
+        """Require particles on the object."""
+        object_rows(state, self.place)
+
+    def path(self, future: Future) -> Float[np.ndarray, "b s n 3"]:
+        """Return where the object's particles go [m]."""
+        rows = object_rows(future.start, self.place)
+        return np.asarray(future.positions, np.float64)[:, :, rows]
+
+
+@dataclass(frozen=True)
+class GoalPlace(AbstractObjectCost):
+    """Distance of the object's centre from a place at the end of the plan [m].
+
+    Attributes:
+      goal: the place (x, y, z); a coordinate of NaN does not count.
+    """
+
+    goal: Sequence[float] = (np.nan, np.nan, np.nan)
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the distances."""
+        off = self.path(future)[:, -1].mean(1) - np.asarray(self.goal, np.float64)[None]
+        return np.sqrt(np.nansum(off**2, axis=-1))
+
+
+@dataclass(frozen=True)
+class GoalPose(AbstractObjectCost):
+    """Mean distance of the object's particles from where a rigid motion would bring them [m].
+
+    Attributes:
+      motion: pose (4, 4) that maps points of the object now to where they should be.
+    """
+
+    motion: Float[np.ndarray, "4 4"] | None = None
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the mean distances."""
+        motion = np.eye(4) if self.motion is None else np.asarray(self.motion, np.float64)
+        now = future.start.current.positions[object_rows(future.start, self.place)]
+        wanted = now @ motion[:3, :3].T + motion[None, :3, 3]
+        return np.linalg.norm(self.path(future)[:, -1] - wanted[None], axis=-1).mean(-1)
+
+
+@dataclass(frozen=True)
+class Lift(AbstractObjectCost):
+    """How far the object's centre ends below a height above where it is now [m], at least 0.
+
+    Attributes:
+      height: wanted rise [m].
+    """
+
+    height: float = 0.1
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return what is missing."""
+        rows = object_rows(future.start, self.place)
+        before = future.start.current.positions[rows, 2].mean()
+        rise = self.path(future)[:, -1, :, 2].mean(-1) - before
+        return np.maximum(self.height - rise, 0.0)
+
+
+@dataclass(frozen=True)
+class Clearance(AbstractObjectCost):
+    """How far the robot comes too near to an obstacle: mean of (margin - distance)+ [m].
+
+    Attributes:
+      margin: wanted distance of every kinematic point from every particle of the obstacle [m].
+    """
+
+    margin: float = 0.05
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the mean over steps and kinematic points."""
+        points = np.asarray(future.robot.positions, np.float64)
+        obstacle = self.path(future)
+        costs = np.zeros(len(points))
+        for plan, (robot, particles) in enumerate(zip(points, obstacle, strict=True)):
+            between = np.linalg.norm(robot[:, :, None] - particles[:, None], axis=-1).min(-1)
+            costs[plan] = np.maximum(self.margin - between, 0).mean()
+        return costs
+
+
+@dataclass(frozen=True)
+class Smoothness(AbstractCost):
+    """Mean squared change of the joints' steps, the first step included [rad^2 or m^2]."""
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the mean over steps and joints."""
+        plan, joints = future.joint_targets, future.start.joints
+        if plan is None or joints is None:
+            raise UserError("Smoothness needs plans given as joint targets, from known joints.")
+        before = np.broadcast_to(joints[None], (len(plan), *joints.shape))
+        path = np.concatenate([before, plan], axis=1).astype(np.float64)
+        return (np.diff(path, n=2, axis=1) ** 2).mean(axis=(1, 2))
+
+
+@dataclass(frozen=True)
+class GoalImage(AbstractCost):
+    """Mean squared difference between the last rendered image and a wanted one, colours in [0, 1].
+
+    Image costs mislead planners more easily than costs on particles (VP2, ICLR 2023).
+
+    Attributes:
+      camera: name of an observed camera, or another.
+      image: what it should see at the end.
+    """
+
+    camera: str | Camera
+    image: UInt8[np.ndarray, "h w 3"]
+
+    @property
+    def needs_images(self) -> bool:
+        """True."""
+        return True
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Render the last step of every plan and compare."""
+        wanted = np.asarray(self.image, np.float64) / 255
+        size = (wanted.shape[0], wanted.shape[1])
+        costs = []
+        for plan in range(future.plans or 0):
+            view = future[plan].cameras_over_time(self.camera, len(future))[-1]
+            seen = future.render_cloud(future[plan].last().current, view, size).rgb / 255
+            costs.append(np.mean((seen - wanted) ** 2))
+        return np.array(costs)
+
+
+@dataclass(frozen=True)
+class Sum(AbstractCost):
+    """A weighted sum of costs.
+
+    Attributes:
+      terms: pairs of weight and cost.
+    """
+
+    terms: tuple[tuple[float, AbstractCost], ...]
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether a term does."""
+        return any(cost.needs_images for _, cost in self.terms)
+
+    def check(self, state: State) -> None:
+        """Check every term."""
+        for _, cost in self.terms:
+            cost.check(state)
+
+    def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
+        """Return the sum."""
+        return np.sum([weight * cost(future) for weight, cost in self.terms], axis=0)

@@ -1,0 +1,76 @@
+"""Inverse kinematics: joints that bring a link to a pose, by damped least squares.
+
+Wampler (1986) and Nakamura & Hanafusa (1986). Jacobians are differences of the forward
+kinematics, so that any robot that a data set carries can be moved.
+"""
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from hdvpd.data.robot import Robot
+from hdvpd.errors import UserError
+from hdvpd.types import Float
+
+_ITERATIONS = 40
+_DAMPING = 1e-4
+_LARGEST_STEP = 0.3
+_ROTATION_WEIGHT = 0.5  # metres per radian: how much a turn counts beside a shift
+_DIFFERENCE = 1e-6
+_CONVERGED = 1e-4
+_LARGEST_ERROR = 0.3  # a goal farther away is approached in parts (Buss & Kim, 2005)
+
+
+def link_number(robot: Robot, link: str) -> int:
+    """Return a link's place in link arrays.
+
+    Raises:
+      UserError: the robot has no such link.
+    """
+    if link not in robot.links:
+        raise UserError(f"The robot has no link {link!r}; its links are {', '.join(robot.links)}.")
+    return robot.links.index(link)
+
+
+def solve_pose(
+    robot: Robot, link: str, pose: Float[np.ndarray, "4 4"], start: Float[np.ndarray, "j"]
+) -> tuple[Float[np.ndarray, "j"], float]:
+    """Find joints near a start that bring a link to a pose; the others stay.
+
+    Args:
+      robot: with its limits.
+      link: a link of it.
+      pose: where it should be in the world [m].
+      start: joints to begin from.
+
+    Returns:
+      The joints within the limits, and how far the link is from the place then [m]; a pose out of
+      reach is approached.
+
+    Raises:
+      UserError: the robot has no such link.
+    """
+    number, joints = link_number(robot, link), np.asarray(start, np.float64).copy()
+    low, high = robot.limits.T
+    best, least = joints, np.inf
+    for _ in range(_ITERATIONS):
+        moved = np.concatenate([joints[None], joints[None] + _DIFFERENCE * np.eye(len(joints))])
+        poses = robot.link_poses(moved)[:, number]
+        error = _difference(poses[0], pose)
+        size = float(np.linalg.norm(error))
+        if size < least:
+            best, least = joints, size
+        if size < _CONVERGED:
+            break
+        error *= min(1.0, _LARGEST_ERROR / size)
+        jacobian = np.stack([_difference(poses[0], p) for p in poses[1:]], axis=1) / _DIFFERENCE
+        damped = jacobian @ jacobian.T + _DAMPING * np.eye(6)
+        step = jacobian.T @ np.linalg.solve(damped, error)
+        joints = np.clip(joints + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP), low, high)
+    reached = robot.link_poses(best[None])[0, number]
+    return best, float(np.linalg.norm(reached[:3, 3] - pose[:3, 3]))
+
+
+def _difference(old: np.ndarray, new: np.ndarray) -> Float[np.ndarray, "6"]:
+    """Return shift and weighted rotation vector that lead from one pose to another."""
+    turn = Rotation.from_matrix(new[:3, :3] @ old[:3, :3].T).as_rotvec()
+    return np.concatenate([new[:3, 3] - old[:3, 3], _ROTATION_WEIGHT * turn])

@@ -1,0 +1,123 @@
+"""The planner: search for joint targets whose predicted future costs least."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from hdvpd.errors import UserError
+from hdvpd.planning.costs import AbstractCost
+from hdvpd.planning.solvers import ICEM, AbstractSolver, Search
+from hdvpd.planning.spaces import AbstractSpace
+from hdvpd.types import Float
+from hdvpd.world.future import Future
+from hdvpd.world.state import State
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """Predicts plans: a `World`, or something to compare it with, such as the simulator itself."""
+
+    def rollout(
+        self,
+        state: State,
+        joint_targets: Float[np.ndarray, "*batch j"],
+        *,
+        chunk: int = 1,
+        features: bool = True,
+    ) -> Future:
+        """Predict what follows; see `World.rollout`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided.
+
+    Attributes:
+      joint_targets: of the best candidate of all rounds.
+      cost: its predicted cost.
+      best_costs: least cost found up to the end of every round.
+      mean_costs: mean over the candidates of every round.
+      search: what the solver knows in the end, for a warm start.
+      future: prediction of the best candidate, with features, so that it can be rendered.
+      seconds: that the decision took.
+    """
+
+    joint_targets: Float[np.ndarray, "s j"]
+    cost: float
+    best_costs: tuple[float, ...]
+    mean_costs: tuple[float, ...]
+    search: Search
+    future: Future
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Chooses plans by what a world model predicts.
+
+    Attributes:
+      world: what predicts.
+      cost: what is to be small.
+      space: plans that are considered.
+      solver: how the space is searched.
+      iterations: rounds of candidates.
+      chunk: candidates that are rolled out at once.
+    """
+
+    world: Predictor
+    cost: AbstractCost
+    space: AbstractSpace
+    solver: AbstractSolver = field(default_factory=ICEM)
+    iterations: int = 4
+    chunk: int = 1
+
+    def plan(self, state: State, rng: np.random.Generator, warm: Search | None = None) -> Plan:
+        """Search from a state.
+
+        Args:
+          state: two observed steps.
+          rng: draws the candidates.
+          warm: search to go on from, as `Search.shifted` makes it; None begins anew.
+
+        Raises:
+          UserError: the cost does not fit the state, or no candidate has a finite cost.
+        """
+        begin = time.perf_counter()
+        self.cost.check(state)
+        search = warm or self.solver.start(self.space.knots, self.space.variables)
+        best_cost, best = np.inf, None
+        best_costs, mean_costs = [], []
+        for _ in range(self.iterations):
+            candidates = self.solver.ask(search, rng)
+            targets = self.space.joint_targets(state, candidates)
+            costs = self.costs(state, targets)
+            search = self.solver.tell(search, candidates, costs)
+            if costs.min() < best_cost:
+                best_cost, best = float(costs.min()), targets[int(np.argmin(costs))]
+            best_costs.append(best_cost)
+            mean_costs.append(float(costs[np.isfinite(costs)].mean()))
+        if best is None:
+            raise UserError(
+                "No candidate plan has a finite cost: the model's predictions are not finite. "
+                "Choose another checkpoint."
+            )
+        return Plan(
+            joint_targets=best.astype(np.float32),
+            cost=best_cost,
+            best_costs=tuple(best_costs),
+            mean_costs=tuple(mean_costs),
+            search=search,
+            future=self.world.rollout(state, best),
+            seconds=time.perf_counter() - begin,
+        )
+
+    def costs(self, state: State, targets: Float[np.ndarray, "k s j"]) -> Float[np.ndarray, "k"]:
+        """Predict what plans cost; a prediction that is not finite costs infinitely much."""
+        future = self.world.rollout(
+            state, targets, chunk=self.chunk, features=self.cost.needs_images
+        )
+        costs = np.asarray(self.cost(future), np.float64)
+        return np.where(np.isfinite(costs), costs, np.inf)
