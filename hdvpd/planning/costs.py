@@ -48,7 +48,7 @@ def object_rows(state: State, place: Place) -> np.ndarray:
       UserError: no particle of the last step lies there.
     """
     state.require(place)
-    return np.flatnonzero(state.current.mask & place(state.current.positions))
+    return np.flatnonzero(state.current.mask & place(np.asarray(state.current.positions)))
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,30 @@ class ToolWaypoints(AbstractSpace):
         knots = low + (candidates + 1) / 2 * (high - low)
         paths = self.interpolate(pose[:3, 3], knots)
         targets = np.empty((*paths.shape[:2], len(now)))
-        for path, rows in zip(paths, targets, strict=True):
-            joints = now
-            for step, place in enumerate(path):
-                wanted = pose.copy()
-                wanted[:3, 3] = place
-                joints, _ = solve_pose(self.robot, self.link, wanted, joints)
-                rows[step] = joints
+        for plan, path in enumerate(paths):
+            targets[plan] = follow(self.robot, self.link, pose, path, now)
         return targets
+
+
+def follow(
+    robot: Robot,
+    link: str,
+    pose: Float[np.ndarray, "4 4"],
+    path: Float[np.ndarray, "s 3"],
+    joints: Float[np.ndarray, "j"],
+) -> Float[np.ndarray, "s j"]:
+    """Return joints that bring a link along a path, step by step from given joints.
+
+    Args:
+      robot: that moves.
+      link: of it.
+      pose: whose orientation the link keeps.
+      path: of the link [m].
+      joints: to begin from; those that do not move the link stay.
+    """
+    rows, wanted = [], np.array(pose, np.float64)
+    for place in path:
+        wanted[:3, 3] = place
+        joints, _ = solve_pose(robot, link, wanted, joints)
+        rows.append(joints)
+    return np.stack(rows)
