@@ -13,7 +13,7 @@ STAMP := $(VENV)/.hdvpd
 WORKERS ?= logical
 PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS) \
   -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile
-TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision
+TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision,gym
 
 .PHONY: demo compare test longtest lint env clean
 .DEFAULT_GOAL := help

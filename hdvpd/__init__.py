@@ -24,10 +24,11 @@ _HOMES = {
     "World": "world.base",
     "eval": "",
     "inside": "world.state",
-    "load": "world.base",
+    "load": "world.loading",
     "load_config": "config.experiments",
     "load_model": "training.checkpoints",
     "look_at": "world.frames",
+    "make_env": "world.loading",
     "near": "world.state",
     "train": "",
 }

@@ -11,10 +11,11 @@ from hdvpd.types import ParticleCloud as ParticleCloud
 from hdvpd.types import RgbdFrames as RgbdFrames
 from hdvpd.types import RobotPoints as RobotPoints
 from hdvpd.world.base import World as World
-from hdvpd.world.base import load as load
 from hdvpd.world.frames import look_at as look_at
 from hdvpd.world.future import Future as Future
 from hdvpd.world.future import Images as Images
+from hdvpd.world.loading import load as load
+from hdvpd.world.loading import make_env as make_env
 from hdvpd.world.state import State as State
 from hdvpd.world.state import inside as inside
 from hdvpd.world.state import near as near

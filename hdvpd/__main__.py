@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import hdvpd
 from hdvpd.commands.base import Group, Program
 from hdvpd.commands.compare import Compare
-from hdvpd.commands.data import Check, Import, Inspect, Simulate, Synthetic
+from hdvpd.commands.data import AddRobot, Check, Import, Inspect, Simulate, Synthetic
 from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import understood
 from hdvpd.commands.model import Convert, Pack, Summary, Unpack
+from hdvpd.commands.rollout import Rollout
 from hdvpd.commands.train import Train
 from hdvpd.errors import UserError
 
@@ -54,6 +55,7 @@ HDVPD = Program(
                 "import": Import,
                 "inspect": Inspect,
                 "check": Check,
+                "robot": AddRobot,
             },
         ),
         "model": Group(
@@ -62,6 +64,7 @@ HDVPD = Program(
         ),
         "train": Train,
         "eval": Evaluate,
+        "rollout": Rollout,
         "compare": Compare,
         "demo": Demo,
         "doctor": Doctor,

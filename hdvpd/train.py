@@ -21,6 +21,7 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
 from hdvpd.data.object_motion import moving_windows
+from hdvpd.data.setup import keep_setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
 from hdvpd.errors import UserError
@@ -107,6 +108,7 @@ def main(
 
         if batch is not None and session.step == 0:
             save_first_batch(path / "first_batch.png", batch)
+        keep_setup(path, data.dataset)
         session.do_due(state, validate)
         while batch is not None and not stop.received:
             begin, waited = time.perf_counter(), loader.data_wait_s

@@ -7,6 +7,7 @@ import pytest
 
 EXTRAS = {
     "mujoco": "sim",
+    "gymnasium": "gym",
     "h5py": "import",
     "pyarrow": "import",
     "pyarrow.parquet": "import",

@@ -155,6 +155,30 @@ class Import(AbstractCommand):
 
 
 @dataclass(frozen=True)
+class AddRobot(AbstractCommand):
+    """Add the robot's model to a data set that has none, so that its models take your own actions.
+
+    The model is accepted if it puts every stored link where the data have it.
+
+    Example: hdvpd data robot data/robot --robot arm.urdf
+    """
+
+    path: tyro.conf.Positional[Folder]
+    """Folder of the data set."""
+    robot: Annotated[Path | None, optional("FILE")] = None
+    """URDF or MJCF; not needed for simulated data."""
+    calibration: Annotated[Path | None, optional("FILE")] = None
+    """hdvpd_calibration.json: its 'joints' say which joints of the model those of the data move."""
+
+    def run(self) -> None:
+        """Add the model."""
+        from hdvpd.data.adding_robot import add_robot
+
+        for line in add_robot(self.path, self.robot, self.calibration):
+            print(line)
+
+
+@dataclass(frozen=True)
 class Inspect(AbstractCommand):
     """Print what a data set holds and write a contact sheet of its images.
 

@@ -15,6 +15,7 @@ from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, camera_array
 from hdvpd.data.robot import Robot, read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.reporting import files
 from hdvpd.types import Camera, Float
 
 SETUP_FILE = "setup.json"
@@ -76,6 +77,18 @@ def describe_setup(dataset: Dataset) -> dict[str, Any]:
         "cameras": cameras,
         "robot": None if robot is None else robot.description,
     }
+
+
+def keep_setup(folder: Path, dataset: Dataset) -> None:
+    """Write the setup of a data set into the folder of a run, unless it is there.
+
+    Raises:
+      UserError: an array or the robot model is damaged, or the disk is full or not writable.
+    """
+    file = folder / SETUP_FILE
+    if not file.is_file():
+        text = json.dumps(describe_setup(dataset), indent=1) + "\n"
+        files.write(file, text, "Free space or permit writing there, and start again.")
 
 
 def read_setup(folder: Path) -> Setup | None:

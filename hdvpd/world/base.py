@@ -1,4 +1,4 @@
-"""Load a trained model and use it: observe, roll out any joint targets, render any camera."""
+"""A trained model in use: observe, roll out any joint targets, render any camera."""
 
 import dataclasses
 import functools
@@ -14,13 +14,13 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
 from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.robot import Robot
-from hdvpd.data.setup import Setup, describe_setup, parse_setup, read_setup
+from hdvpd.data.setup import Setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
 from hdvpd.errors import UserError
-from hdvpd.eval import find_runs, require_scene
+from hdvpd.eval import require_scene
+from hdvpd.evaluation.videos import particle_colors, to_uint8
 from hdvpd.model import Model, render_image
-from hdvpd.training.checkpoints import load_model
 from hdvpd.types import (
     Array,
     Camera,
@@ -34,28 +34,7 @@ from hdvpd.types import (
 from hdvpd.world.actions import check_actions, check_joints
 from hdvpd.world.frames import as_frames
 from hdvpd.world.future import Future, Images
-from hdvpd.world.state import State, find_camera, observed_colors
-
-
-def load(run: str | Path = "runs/demo", step: int | None = None) -> "World":
-    """Load a trained model.
-
-    Args:
-      run: folder of a run, or the name of one in `runs/`.
-      step: which checkpoint; by default the newest sound one.
-
-    Returns:
-      The model, ready to be used.
-
-    Raises:
-      UserError: there is no such run, or it has no such or no sound checkpoint.
-    """
-    (folder,) = find_runs([Path(run)]).values()
-    model, config, scene, step = load_model(folder, step)
-    setup = read_setup(folder)
-    if setup is None or setup.robot is None:
-        setup = _setup_of_data(config) or setup
-    return World(model, config, scene, step, folder, setup)
+from hdvpd.world.state import State, find_camera
 
 
 class World:
@@ -79,7 +58,7 @@ class World:
         folder: Path,
         setup: Setup | None,
     ) -> None:
-        """Compile nothing yet; `load` is the usual way here."""
+        """Compile nothing yet; `hdvpd.load` is the usual way here."""
         self.model, self.config, self.scene = model, config, scene
         self.step, self.folder, self.setup = step, folder, setup
         graphdef = nnx.graphdef(model)
@@ -323,7 +302,7 @@ class World:
     def _images(self, cloud: ParticleCloud, camera: Camera, size: tuple[int, int]) -> Images:
         rendering = self._render(self._params, cloud, camera, *size)
         return Images(
-            rgb=np.round(255 * np.clip(np.asarray(rendering.rgb), 0, 1)).astype(np.uint8),
+            rgb=to_uint8(rendering.rgb),
             depth_m=np.asarray(rendering.depth_m),
             opacity=np.asarray(rendering.acc),
         )
@@ -351,7 +330,7 @@ class World:
         return State(
             previous=clouds[0],
             current=clouds[1],
-            colors=observed_colors(clouds[1].positions, clouds[1].mask, last),
+            colors=_colors(clouds[1], last),
             robot=jax.tree.map(np.asarray, robot),
             joints=np.asarray(joints),
             cameras=cameras,
@@ -369,12 +348,13 @@ class World:
         return encode, roll
 
 
-def _setup_of_data(config: Config) -> Setup | None:
-    """Fall back to the data set of a run that keeps no setup, if it is at hand."""
-    path = Path(config.data.path)
-    if not (path / "dataset.json").is_file():
-        return None
-    return parse_setup(describe_setup(Dataset(path)), path / "dataset.json")
+def _colors(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "n 3"]:
+    """Look up in the observed images, axes (v), what colour each particle has; 0 for padding."""
+    views = range(len(frames.depth_m))
+    cameras = [jax.tree.map(lambda x, v=v: x[v], frames.camera) for v in views]
+    rgb = np.asarray(frames.rgb, np.float32) / 255.0
+    colors = particle_colors(cloud.positions, rgb, np.asarray(frames.depth_m), cameras)
+    return to_uint8(np.where(cloud.mask[:, None], colors, 0.0))
 
 
 def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from hdvpd.data.robot import Robot
 from hdvpd.errors import UserError
 from hdvpd.types import Bool, Camera, Float, ParticleCloud, RobotPoints, UInt8
+from hdvpd.world import saving
 from hdvpd.world.state import State, find_camera
 
 
@@ -165,6 +167,41 @@ class Future:
         to_link = np.linalg.inv(before) @ still.camera_to_world
         poses = [(pose @ to_link).astype(np.float32) for pose in after]
         return [dataclasses.replace(still, camera_to_world=pose) for pose in poses]
+
+    def save(self, file: str | Path) -> tuple[Path, ...]:
+        """Save the particles of every step.
+
+        Args:
+          file: `.npz`: positions, features, mask, colors, kinematic_points, gripper and, where
+            known, joint_targets in one file; `.ply`: a point cloud per step, `name-00.ply` on.
+
+        Returns:
+          The files written.
+
+        Raises:
+          UserError: another ending, several plans as `.ply`, or the disk is full or not writable.
+        """
+        file = Path(file)
+        if saving.require_suffix(file) == ".npz":
+            arrays = {
+                "positions": self.positions,
+                "features": self.features,
+                "mask": self.mask,
+                "colors": self.colors,
+                "kinematic_points": self.kinematic_points,
+                "gripper": np.asarray(self.robot.gripper),
+            }
+            if self.joint_targets is not None:
+                arrays["joint_targets"] = self.joint_targets
+            saving.write_npz(file, "future", arrays, {"steps": len(self)})
+            return (file,)
+        if self.plans is not None:
+            raise UserError(f"{file}: several plans; choose one with future[k], or save as .npz.")
+        written = []
+        for step, positions in enumerate(self.positions):
+            written.append(file.with_name(f"{file.stem}-{step:02d}.ply"))
+            saving.write_ply(written[-1], positions, self.colors, self.mask)
+        return tuple(written)
 
     def last(self) -> State:
         """Return the state after the last step, to be rolled out further.

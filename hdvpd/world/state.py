@@ -8,11 +8,13 @@ place, in both of them.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from hdvpd.errors import UserError
 from hdvpd.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
+from hdvpd.world import saving
 
 Place = Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, "n"]]
 """Says of positions [m] which are meant."""
@@ -36,6 +38,9 @@ def near(point: Sequence[float], radius: float) -> Place:
     """Mean the particles within a radius [m] of a point [m]."""
     centre = np.asarray(point, np.float32)[None]
     return lambda positions: np.linalg.norm(positions - centre, axis=-1) <= radius
+
+
+_CLOUD = ("positions", "features", "mask")
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,67 @@ class State:
             self, previous=previous, current=current, colors=colors, frames=None
         )
 
+    def save(self, file: str | Path) -> None:
+        """Save as `.npz`, which `State.load` reads, or the last step's particles as `.ply`.
+
+        The observed images are not saved.
+
+        Raises:
+          UserError: another ending, or the disk is full or not writable.
+        """
+        file = Path(file)
+        if saving.require_suffix(file) == ".ply":
+            cloud = self.current
+            saving.write_ply(file, cloud.positions, self.colors, cloud.mask)
+            return
+        clouds = (("previous", self.previous), ("current", self.current))
+        arrays = {f"{name}_{key}": getattr(cloud, key) for name, cloud in clouds for key in _CLOUD}
+        arrays |= {"colors": self.colors, "robot_gripper": self.robot.gripper}
+        arrays["robot_positions"] = self.robot.positions
+        if self.joints is not None:
+            arrays["joints"] = self.joints
+        for name, camera in self.cameras.items():
+            arrays[f"camera/{name}/intrinsics"] = camera.intrinsics
+            arrays[f"camera/{name}/camera_to_world"] = camera.camera_to_world
+        facts = {
+            "cameras": list(self.cameras),
+            "size": list(self.size),
+            "mounts": dict(self.mounts),
+        }
+        saving.write_npz(
+            file, "state", arrays, {**facts, "episode": self.episode, "start": self.start}
+        )
+
+    @staticmethod
+    def load(file: str | Path) -> "State":
+        """Read a state that `save` wrote as `.npz`.
+
+        Raises:
+          UserError: it is missing, damaged, or no state.
+        """
+        arrays, facts = saving.read_npz(Path(file), "state")
+        previous, current = (
+            ParticleCloud(*(arrays[f"{name}_{key}"] for key in _CLOUD))
+            for name in ("previous", "current")
+        )
+        return State(
+            previous=previous,
+            current=current,
+            colors=arrays["colors"],
+            robot=RobotPoints(arrays["robot_positions"], arrays["robot_gripper"]),
+            joints=arrays.get("joints"),
+            cameras={
+                name: Camera(
+                    arrays[f"camera/{name}/intrinsics"], arrays[f"camera/{name}/camera_to_world"]
+                )
+                for name in facts["cameras"]
+            },
+            size=(facts["size"][0], facts["size"][1]),
+            mounts=facts["mounts"],
+            episode=facts["episode"],
+            start=facts["start"],
+        )
+
     def require(self, place: Place) -> None:
         """Check that the last step shows something at a place.
 
@@ -169,40 +235,6 @@ class State:
         return dataclasses.replace(
             self, previous=previous, current=current, colors=colors, frames=None
         )
-
-
-def observed_colors(
-    positions: Float[np.ndarray, "n 3"], mask: Bool[np.ndarray, "n"], frames: RgbdFrames
-) -> UInt8[np.ndarray, "n 3"]:
-    """Look up which colour each particle was seen in.
-
-    A particle is a pixel's surface point, so the camera whose depth agrees best is the one that
-    saw it.
-
-    Args:
-      positions: of particles [m].
-      mask: True for real ones.
-      frames: one time, axes (v), that they were encoded from.
-
-    Returns:
-      Colours, 0 for padding.
-    """
-    rgb, depth_m = np.asarray(frames.rgb), np.asarray(frames.depth_m)
-    best = np.full(len(positions), np.inf)
-    colors = np.zeros((len(positions), 3), np.uint8)
-    height, width = depth_m.shape[-2:]
-    for view in range(len(depth_m)):
-        pose = np.asarray(frames.camera.camera_to_world[view], np.float64)
-        matrix = np.asarray(frames.camera.intrinsics[view], np.float64)
-        local = (positions - pose[None, :3, 3]) @ pose[:3, :3]
-        ahead = np.maximum(local[:, 2], 1e-6)
-        column = (matrix[0, 0] * local[:, 0] / ahead + matrix[0, 2]).clip(0, width - 1).astype(int)
-        row = (matrix[1, 1] * local[:, 1] / ahead + matrix[1, 2]).clip(0, height - 1).astype(int)
-        error = np.abs(depth_m[view, row, column] - local[:, 2])
-        closer = error < best
-        best = np.where(closer, error, best)
-        colors = np.where(closer[:, None], rgb[view, row, column], colors)
-    return np.where(mask[:, None], colors, 0).astype(np.uint8)
 
 
 def find_camera(state: State, camera: str | Camera) -> Camera:

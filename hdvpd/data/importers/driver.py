@@ -25,6 +25,7 @@ from hdvpd.data.importers.faults import BadEpisodeError
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
+from hdvpd.data.robot import ROBOT_FILE
 from hdvpd.errors import UserError
 
 QUARANTINE = "quarantine.json"
@@ -104,6 +105,7 @@ class _Import:
         self._listed = self._source.episodes()
         self._chosen = _select(episodes, len(self._listed))
         self._skip_bad, self._bad = skip_bad, dict[int, str]()
+        self._kinematics: Mapping[str, Any] | None = None
         self._console = rich.console.Console(soft_wrap=True, highlight=False, markup=False)
 
     def run(self, workers: int) -> None:
@@ -155,6 +157,8 @@ class _Import:
         if missing:
             writer.write_json(self._job.out / writer.INCOMPLETE, {"import": "under way"})
         if not file.is_file():
+            if self._kinematics is not None:  # first, so that no data set is ever without it
+                writer.write_json(self._job.out / ROBOT_FILE, self._kinematics)
             writer.write_json(file, description)
         writer.clear_partial_episodes(self._job.out)
         return description
@@ -172,6 +176,7 @@ class _Import:
                         self._source, recording, prepared, made, decided
                     )
                 self._report(episode, description["source"]["fields"], recording, prepared)
+                self._kinematics = prepared.kinematics
                 return description
             except BadEpisodeError as error:
                 if not self._skip_bad:
@@ -244,7 +249,7 @@ class _Import:
 
     def _discard(self) -> None:
         """Leave nothing of an import without a single episode."""
-        for name in ("dataset.json", writer.INCOMPLETE, QUARANTINE):
+        for name in ("dataset.json", ROBOT_FILE, writer.INCOMPLETE, QUARANTINE):
             (self._job.out / name).unlink(missing_ok=True)
         for folder in (self._job.out / "episodes", self._job.out):
             with contextlib.suppress(OSError):
@@ -281,7 +286,7 @@ def _is_in_use(out: Path) -> bool:
     """Whether a folder without dataset.json holds anything but the start of an import."""
     if not out.is_dir():
         return out.exists()
-    own = {"episodes", writer.INCOMPLETE}
+    own = {"episodes", ROBOT_FILE, writer.INCOMPLETE}
     return any(e.name not in own and not e.name.startswith(".partial-") for e in out.iterdir())
 
 

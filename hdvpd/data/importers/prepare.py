@@ -15,6 +15,7 @@ from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINK
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
+from hdvpd.data.robot import describe_robot
 from hdvpd.types import Float, Int
 
 REACH_M = 0.5
@@ -56,6 +57,7 @@ class Prepared:
       robot: as in dataset.json.
       meta: of episode.json: what joints and links are, and where they come from.
       report: how joints were matched, for people.
+      kinematics: of robot.json, where there is a robot model.
     """
 
     rows: Int[np.ndarray, "t"]
@@ -65,6 +67,7 @@ class Prepared:
     robot: Mapping[str, Any]
     meta: Mapping[str, Any]
     report: tuple[str, ...]
+    kinematics: Mapping[str, Any] | None
 
 
 def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -> Prepared:
@@ -80,6 +83,13 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
     links = _links(recording, place, settings, rows, positions, targets)
     cameras, sizes = _cameras(recording, place, rows, links, settings.size)
     units = [{"name": j.name, "unit": j.unit, "arm": j.arm} for j in recording.joints]
+    robot = {
+        "name": links.source,
+        "joints": units,
+        "links": links.description,
+        "skeleton": links.skeleton,
+    }
+    model, base_to_world = links.model, recording.base_to_world
     return Prepared(
         rows=rows,
         sizes=sizes,
@@ -92,12 +102,7 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
             LINKS: links.measured.astype(np.float32),
             TARGET_LINKS: links.commanded.astype(np.float32),
         },
-        robot={
-            "name": links.source,
-            "joints": units,
-            "links": links.description,
-            "skeleton": links.skeleton,
-        },
+        robot=robot,
         meta={
             "joint_positions_source": recording.positions_source,
             "joint_targets_source": "next_positions" if links.realised else targets_source,
@@ -106,6 +111,7 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
             "max_time_offset_s": float(np.abs(offsets).max()),
         },
         report=links.report,
+        kinematics=model and describe_robot(robot, model.text, model.moves(), base_to_world),
     )
 
 
@@ -143,6 +149,7 @@ class _Links:
       source: what the poses were computed from.
       report: for people.
       realised: whether `commanded` is where the links went, for want of anything better.
+      model: what the poses were computed with, if there is one.
     """
 
     measured: Float[np.ndarray, "t l 4 4"]
@@ -152,6 +159,7 @@ class _Links:
     source: str
     report: tuple[str, ...]
     realised: bool = False
+    model: RobotModel | None = None
 
 
 def _resample(
@@ -236,6 +244,7 @@ def _links(
         skeleton=model.skeleton(recording.joints),
         source=source,
         report=(*model.report, *tools),
+        model=model,
     )
 
 

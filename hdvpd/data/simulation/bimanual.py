@@ -171,6 +171,8 @@ def _begin(job: _Job, *, complete: bool) -> None:
     if file.is_file():
         found = store.read_json(file)
         _require_same(found, wanted, file, complete=complete)
+        if not (job.out / ROBOT_FILE).is_file():
+            writer.write_json(job.out / ROBOT_FILE, robot())
         if found["source"]["episodes"] == job.episodes:
             return
     elif job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):

@@ -1,0 +1,174 @@
+"""`hdvpd rollout`: what a model predicts for recorded or other actions, as files."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
+from hdvpd.reporting import files
+from hdvpd.types import Float, RobotPoints
+from hdvpd.world.actions import read_actions, too_fast
+from hdvpd.world.base import World
+from hdvpd.world.loading import load
+from hdvpd.world.outputs import Plan, mean_table, write_index, write_plan
+from hdvpd.world.state import State
+from hdvpd.world.truth import read_truth, score
+
+RECORDED = "recorded"
+_REMEDY = "Free space or permit writing there, and run the same command again."
+
+
+def roll_out(
+    run: Path,
+    *,
+    episode: int,
+    out: Path,
+    start: int = 0,
+    actions: Sequence[str] = (),
+    data: Path | None = None,
+    steps: int | None = None,
+    checkpoint_step: int | None = None,
+) -> None:
+    """Roll out recorded actions, or some of the user's own, from two frames of an episode.
+
+    Args:
+      run: folder of a run, or its name in `runs/`.
+      episode: of the data set; its frames `start` and `start + 1` are observed.
+      out: folder of the results; new, or of an earlier rollout, which is replaced.
+      start: first observed frame.
+      actions: .npy or .csv files of joint targets, or numbers of episodes whose recorded targets
+        are taken; none is what the robot did in this episode.
+      data: data set; None is that of the training.
+      steps: predicted steps; None is all that the actions have, of recorded ones `eval.num_steps`.
+      checkpoint_step: which checkpoint; None is the newest sound one.
+
+    Raises:
+      UserError: something does not fit; nothing is written then.
+    """
+    _require_free(out)
+    world = load(run, checkpoint_step)
+    dataset = Dataset(data or world.config.data.path)
+    # What may be refused comes before what takes long.
+    orders = [
+        _order(world, dataset, source, (episode, start), steps)
+        for source in actions or (str(episode),)
+    ]
+    state = world.state_from(dataset, episode, start)
+    plans = [
+        _plan(world, dataset, state, order, same=[o.name for o in orders[:k]].count(order.name))
+        for k, order in enumerate(orders)
+    ]
+    about = {
+        "run": str(world.folder),
+        "checkpoint": world.step,
+        "data": str(dataset.path),
+        "episode": episode,
+        "start": start,
+    }
+    with _replacing(out) as staging:
+        for plan in plans:
+            write_plan(plan, staging / plan.name, dataset.rate_hz)
+        write_index(staging, plans, about)
+    for plan in plans:
+        if plan.warning:
+            print(f"warning: {plan.name}: {plan.warning}")
+        if plan.scores:
+            mean_table(plan).print()
+    print(f"page     {out / 'index.html'}")
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is to be rolled out.
+
+    Attributes:
+      name: of the plan.
+      source: where it came from, for people.
+      targets: joint targets, or None for what the robot did, which needs no robot model.
+      points: planned kinematic points, where there are no targets.
+    """
+
+    name: str
+    source: str
+    targets: Float[np.ndarray, "s j"] | None
+    points: RobotPoints | None = None
+
+
+def _order(
+    world: World, dataset: Dataset, source: str, window: tuple[int, int], steps: int | None
+) -> _Order:
+    if not source.isdecimal():
+        targets = read_actions(Path(source), world.robot)
+        if steps is not None and not 0 < steps <= len(targets):
+            raise UserError(
+                f"{source} has {len(targets)} rows, but --steps asks for {steps}; give more rows, "
+                "or another number of steps."
+            )
+        return _Order(Path(source).stem, source, targets[:steps])
+    number, (episode, start) = int(source), window
+    length = dataset.episode(number).length
+    most = min(world.config.eval.num_steps, max(length - start - 2, 1))
+    count = most if steps is None else steps
+    if number == episode:
+        points = world.recorded_points(dataset, number, start, count)
+        return _Order(RECORDED, "what the robot did", None, points)
+    targets = world.recorded_targets(dataset, number, start, count)
+    return _Order(f"episode-{number}", f"targets of episode {number}", targets)
+
+
+def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int) -> Plan:
+    """Roll out and score; `same` plans before have the same name, as of files in other folders."""
+    warning, truth = "", None
+    if order.points is not None:
+        future = world.rollout_points(state, order.points)
+        truth = read_truth(world, dataset, state.episode, state.start, len(future))
+    else:
+        assert order.targets is not None
+        future = world.rollout(state, order.targets)
+        if world.setup is not None and state.joints is not None:
+            warning = too_fast(world.setup, state.joints[-1], order.targets)
+    images = {camera: future.images(camera) for camera in state.cameras}
+    threshold = world.config.eval.moving_threshold
+    return Plan(
+        name=f"{order.name}-{same + 1}" if same else order.name,
+        source=order.source,
+        future=future,
+        images=images,
+        truth=truth,
+        scores=score(truth, list(images.values()), tuple(images), threshold) if truth else (),
+        warning=warning,
+    )
+
+
+def _require_free(out: Path) -> None:
+    """Refuse a folder that holds anything but an earlier rollout."""
+    if out.exists() and not (
+        out.is_dir() and ((out / "rollout.json").is_file() or not any(out.iterdir()))
+    ):
+        raise UserError(
+            f"--out {out} exists and is no earlier rollout; choose a new folder, or remove it."
+        )
+
+
+@contextlib.contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `out` when the block ends well, and vanishes if not."""
+    staging = out.with_name(f".partial-{out.name}-{os.getpid()}")
+    with files.explain_write_errors(out, _REMEDY):
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            yield staging
+            old = out.with_name(f".old-{out.name}-{os.getpid()}")
+            if out.exists():
+                out.rename(old)
+            staging.rename(out)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,66 @@
+"""Find a trained model and what it needs to know of its data."""
+
+from pathlib import Path
+from typing import Any
+
+from hdvpd.config import Config
+from hdvpd.data.setup import Setup, describe_setup, parse_setup, read_setup
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError, how_to_install
+from hdvpd.eval import find_runs
+from hdvpd.training.checkpoints import load_model
+from hdvpd.world.base import World
+
+
+def load(run: str | Path = "runs/demo", step: int | None = None) -> World:
+    """Load a trained model.
+
+    Args:
+      run: folder of a run, or the name of one in `runs/`.
+      step: which checkpoint; by default the newest sound one.
+
+    Returns:
+      The model, ready to be used.
+
+    Raises:
+      UserError: there is no such run, or it has no such or no sound checkpoint.
+    """
+    (folder,) = find_runs([Path(run)]).values()
+    model, config, scene, step = load_model(folder, step)
+    setup = read_setup(folder)
+    if setup is None or setup.robot is None:
+        setup = _setup_of_data(config) or setup
+    return World(model, config, scene, step, folder, setup)
+
+
+def make_env(world: World, dataset: str | Path | Dataset, **settings: Any) -> Any:
+    """Make a gymnasium environment of a model.
+
+    Args:
+      world: from `load`.
+      dataset: whose frames a reset observes.
+      settings: `camera`, `split`, `horizon`, `reward`, `done` and `render_mode`, as of
+        `hdvpd.world.environment.WorldEnv`.
+
+    Returns:
+      The environment, a `gymnasium.Env`.
+
+    Raises:
+      UserError: gymnasium is not installed, or as of `WorldEnv`.
+    """
+    try:
+        from hdvpd.world.environment import WorldEnv
+    except ImportError as error:
+        raise UserError(
+            f"An environment needs gymnasium, which is not installed: {how_to_install('gym')}."
+        ) from error
+    data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+    return WorldEnv(world, data, **settings)
+
+
+def _setup_of_data(config: Config) -> Setup | None:
+    """Fall back to the data set of a run that keeps no setup, if it is at hand."""
+    path = Path(config.data.path)
+    if not (path / "dataset.json").is_file():
+        return None
+    return parse_setup(describe_setup(Dataset(path)), path / "dataset.json")

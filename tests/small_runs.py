@@ -1,0 +1,61 @@
+"""A run for tests of what is done with a trained model: tiny, and quick to compile.
+
+Its parameters are perturbed ones, never trained: predictions mean nothing but depend on everything.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+TINY = {
+    "data": {"height": 16, "width": 20},
+    "model": {"num_particles": 96, "dynamics": {"num_layers": 1}},
+    "eval": {"windows_per_episode": 1, "controls": ["static_render"]},
+}
+
+
+def write_run(folder: Path, dataset_path: Path, noise: float = 0.03) -> Path:
+    """Save a run of perturbed parameters as training would."""
+    from hdvpd.config.experiments import load_config
+    from hdvpd.data.setup import keep_setup
+    from hdvpd.data.store import Dataset
+    from hdvpd.training.checkpoints import CheckpointStore
+    from hdvpd.training.run_folder import describe_run
+    from hdvpd.training.session import new_progress
+    from hdvpd.training.step import create_train_state
+
+    dataset = Dataset(dataset_path)
+    config = load_config("debug", TINY | {"data": TINY["data"] | {"path": str(dataset_path)}})
+    folder.mkdir(parents=True)
+    scene = dataset.scene_spec(config.data)
+    _, state = create_train_state(config, scene)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + np.asarray(noise * rng.normal(size=x.shape), x.dtype), state.params
+    )
+    files = describe_run(folder, config, scene, dataset_identity=dataset.identity())
+    keep_setup(folder, dataset)
+    CheckpointStore(folder).save(
+        3,
+        dataclasses.replace(state, params=params),
+        progress=new_progress(dataset.identity()),
+        files=files,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory, synthetic_dataset: Path) -> Path:
+    """Folder of a run on `synthetic_dataset`: 16x20 pixels, 96 particles. Never write into it."""
+    return write_run(tmp_path_factory.mktemp("runs") / "small", synthetic_dataset)
+
+
+@pytest.fixture(scope="session")
+def small_world(small_run: Path):
+    """`hdvpd.load` of `small_run`; what it has compiled is shared."""
+    import hdvpd
+
+    return hdvpd.load(small_run)

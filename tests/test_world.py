@@ -1,0 +1,362 @@
+"""A trained model in use: states, rollouts of any joint targets, editing, files."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from extras import needed
+from PIL import Image
+
+import hdvpd
+from hdvpd.__main__ import main
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import read_window
+from hdvpd.errors import UserError
+from hdvpd.evaluation.rollouts import make_compiler, window_keys
+from hdvpd.world import actions, command
+from hdvpd.world.truth import read_truth, score
+
+needed("mujoco")
+EPISODE = 9
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def state(small_world, synthetic_dataset):
+    return small_world.state_from(synthetic_dataset, EPISODE)
+
+
+@pytest.fixture(scope="module")
+def targets(small_world, synthetic_dataset):
+    return small_world.recorded_targets(synthetic_dataset, EPISODE, 0, STEPS)
+
+
+@pytest.fixture(scope="module")
+def future(small_world, state, targets):
+    return small_world.rollout(state, targets)
+
+
+def test_a_rollout_is_that_of_an_evaluation(small_world, synthetic_dataset, state, future):
+    config = small_world.config
+    batch = read_window(Dataset(synthetic_dataset), EPISODE, 0, 2 + STEPS, config.data)
+    compiled = make_compiler(small_world.model)(small_world.model)
+    encode_key, rollout_key = window_keys(config.eval.seed, batch)
+    observed = compiled.encode(jax.tree.map(lambda x: x[:2], batch.frames), encode_key)
+    np.testing.assert_array_equal(state.current.positions, observed.positions[1])
+    clouds = compiled.rollout(observed, batch.robot, rollout_key)
+    np.testing.assert_allclose(future.positions, clouds.positions, atol=2e-6)
+    np.testing.assert_allclose(future.features, clouds.features, atol=2e-5)
+    np.testing.assert_allclose(future.kinematic_points, batch.robot.positions[2:], atol=1e-6)
+
+
+def test_shapes_and_types_are_as_documented(small_world, state, future):
+    particles = small_world.config.model.num_particles
+    assert len(future) == STEPS
+    assert future.plans is None
+    assert future.positions.shape == (STEPS, particles, 3)
+    assert future.features.shape == (STEPS, particles, 16)
+    assert future.kinematic_points.shape == (STEPS, small_world.scene.num_robot_points, 3)
+    frames = future.render("cam0")
+    assert frames.shape == (STEPS, 16, 20, 3)
+    assert frames.dtype == np.uint8
+    assert state.colors.shape == (particles, 3)
+    assert list(state.cameras) == list(small_world.cameras) == ["cam0", "cam1"]
+    np.testing.assert_allclose(
+        small_world.cameras["cam1"].intrinsics, state.cameras["cam1"].intrinsics
+    )
+
+
+def test_a_batch_of_plans_in_chunks_is_each_plan_alone(small_world, state, targets, future):
+    still = np.repeat(state.joints[-1:], STEPS, axis=0)
+    plans = small_world.rollout(state, np.stack([targets, still, targets]), chunk=2)
+    assert plans.plans == 3
+    for plan in (0, 2):
+        np.testing.assert_allclose(plans[plan].positions, future.positions, atol=2e-6)
+    assert np.abs(plans[1].positions - future.positions).max() > 1e-4
+    np.testing.assert_array_equal(plans[1].joint_targets, still)
+    with pytest.raises(UserError, match="single plan"):
+        plans[0][0]
+
+
+def test_without_features_there_is_nothing_to_render(small_world, state, targets, future):
+    light = small_world.rollout(state, targets, features=False)
+    np.testing.assert_array_equal(light.positions, future.positions)
+    with pytest.raises(UserError, match="without features"):
+        light.render("cam0")
+
+
+def test_steps_one_by_one_are_the_rollout(small_world, state, targets, future):
+    first = small_world.rollout(state, targets[:1]).last()
+    assert first.start == state.start + 1
+    np.testing.assert_allclose(first.current.positions, future.positions[0], atol=2e-6)
+    np.testing.assert_array_equal(first.previous.positions, state.current.positions)
+    second = small_world.rollout(first, targets[1:])
+    np.testing.assert_allclose(second.positions[0], future.positions[1], atol=1e-5)
+    np.testing.assert_array_equal(first.joints, [state.joints[-1], targets[0]])
+
+
+def test_arrays_give_the_state_of_the_episode(small_world, synthetic_dataset, state):
+    data = Dataset(synthetic_dataset)
+    names = ("cam0", "cam1")
+    rgb, depth_m = (
+        np.stack([data.read(EPISODE, f"cameras/{n}/{key}", 0, 2) for n in names], axis=1)
+        for key in ("rgb", "depth")
+    )
+    cameras = {
+        n: hdvpd.Camera(*(data.read(EPISODE, f"cameras/{n}/{key}") for key in _CALIBRATION))
+        for n in names
+    }
+    observed = small_world.observe(rgb, depth_m, cameras, state.joints)
+    np.testing.assert_allclose(observed.kinematic_points, state.kinematic_points, atol=1e-6)
+    for name in names:
+        assert np.allclose(observed.cameras[name].intrinsics, state.cameras[name].intrinsics)
+    # Drawn by another key, so the particles are others of the same surfaces.
+    low, high = state.positions.min(axis=0), state.positions.max(axis=0)
+    assert (observed.positions > low - 0.1).all()
+    assert (observed.positions < high + 0.1).all()
+    for change, words in _MISTAKES.items():
+        given = {"rgb": rgb, "depth_m": depth_m, "cameras": cameras, "joints": state.joints}
+        with pytest.raises(UserError, match=words):
+            small_world.observe(**(given | change(given)))
+
+
+_CALIBRATION = ("intrinsics", "camera_to_world")
+_MISTAKES = {
+    lambda g: {"rgb": g["rgb"].astype(np.float32)}: "type float32",
+    lambda g: {"depth_m": g["depth_m"][:, :1]}: r"expected \(2, 2, height, width\)",
+    lambda g: {"depth_m": np.zeros_like(g["depth_m"])}: "no pixel has valid depth",
+    lambda g: {"joints": g["joints"][:, :2]}: "the robot has 3 joints",
+    lambda g: {"joints": np.full((2, 3), np.nan)}: "'shoulder' in row 0 is NaN",
+    lambda g: {"cameras": dict.fromkeys(g["cameras"], hdvpd.Camera(np.eye(4), np.eye(4)))}: (
+        r"intrinsics has shape \(4, 4\)"
+    ),
+}
+
+
+def test_particles_carry_the_colour_they_were_seen_in(state):
+    frames = state.frames
+    seen = {tuple(color) for color in np.asarray(frames.rgb[1]).reshape(-1, 3)}
+    colors = {tuple(color) for color in state.colors[state.current.mask]}
+    assert colors <= seen
+    assert len(colors) > 10
+    assert (state.colors[~state.current.mask] == 0).all()
+
+
+def test_editing_by_place_changes_both_clouds(state):
+    box = hdvpd.inside((0.1, -0.6, -0.1), (0.6, 0.6, 0.6))
+    there = int(box(state.positions).sum())
+    assert 0 < there < len(state.positions)
+    without, only = state.remove(box), state.keep(box)
+    assert len(only.positions) == there
+    assert len(without.positions) == len(state.positions) - there
+    assert not box(without.previous.positions[without.previous.mask]).any()
+    back = without.merge(only)
+    assert sorted(map(tuple, back.positions)) == sorted(map(tuple, state.positions))
+    assert back.current.mask.shape == (256,)  # room grows in steps
+    moved = state.move(box, (0.0, 0.0, 0.5))
+    np.testing.assert_allclose(moved.positions.sum(0) - state.positions.sum(0),
+                               [0, 0, 0.5 * there], atol=1e-3)  # fmt: skip
+    turn = np.diag([-1.0, -1.0, 1.0, 1.0])
+    turned = state.copy(box, turn)
+    assert len(turned.positions) == len(state.positions) + there
+    np.testing.assert_allclose(turned.positions[-there:], state.keep(box).positions * [-1, -1, 1])
+    np.testing.assert_array_equal(turned.features[-there:], state.keep(box).features)
+    for state_, value in ((state, len(state.positions)), (moved, len(state.positions))):
+        assert len(state_.positions) == value  # nothing changed in place
+
+
+def test_an_edited_state_is_rolled_out_and_rendered(small_world, state, targets):
+    copied = state.copy(hdvpd.near((0.25, -0.25, 0.0), 0.2), (0.0, 0.05, 0.0))
+    future = small_world.rollout(copied, targets)
+    assert np.isfinite(future.positions).all()
+    view = hdvpd.look_at((0.9, 0.1, 0.7), (0.0, 0.0, 0.0), size=(16, 20))
+    pictures = small_world.render(copied, view), small_world.render(state, view)
+    assert (pictures[0].rgb != pictures[1].rgb).any()
+    assert future.images(view).depth_m.shape == (STEPS, 16, 20)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda s: s.remove(hdvpd.near((5, 5, 5), 0.1)), "No particle of the state lies"),
+        (lambda s: s.move(hdvpd.inside((-9, -9, -9), (9, 9, 9)), (1.0, 2.0)), r"shape \(2,\)"),
+        (lambda s: s.save("particles.obj"), r"\.npz or \.ply"),
+        (lambda s: hdvpd.State.load("nothing.npz"), "cannot be read as particles"),
+        (lambda s: hdvpd.look_at((0, 0, 1), (0, 0, 0), size=(8, 8)), "upright"),
+    ],
+)
+def test_mistakes_with_states_get_one_message(state, what, words):
+    with pytest.raises(UserError, match=words):
+        what(state)
+
+
+def test_states_and_futures_are_saved_and_read(state, future, tmp_path):
+    state.save(tmp_path / "state.npz")
+    read = hdvpd.State.load(tmp_path / "state.npz")
+    for a, b in zip(jax.tree.leaves((state.previous, state.current, state.robot, state.cameras)),
+                    jax.tree.leaves((read.previous, read.current, read.robot, read.cameras)),
+                    strict=True):  # fmt: skip
+        np.testing.assert_array_equal(a, b)
+    assert (read.size, read.episode, read.frames) == (state.size, EPISODE, None)
+    future.save(tmp_path / "future.npz")
+    with np.load(tmp_path / "future.npz") as arrays:
+        np.testing.assert_array_equal(arrays["positions"], future.positions)
+        np.testing.assert_array_equal(arrays["joint_targets"], future.joint_targets)
+    with pytest.raises(UserError, match="expected"):
+        hdvpd.State.load(tmp_path / "future.npz")
+    assert [f.name for f in future.save(tmp_path / "p.ply")] == ["p-00.ply", "p-01.ply"]
+
+
+def test_point_clouds_are_read_by_others(state, tmp_path):
+    open3d = needed("open3d")
+    state.save(tmp_path / "state.ply")
+    cloud = open3d.io.read_point_cloud(str(tmp_path / "state.ply"))
+    np.testing.assert_allclose(np.asarray(cloud.points), state.positions, atol=1e-7)
+    colors = np.rint(np.asarray(cloud.colors) * 255)
+    np.testing.assert_array_equal(colors, state.colors[state.current.mask])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.zeros((2, 4)), r"shape \(2, 4\) does not fit; the robot has 3 joints"),
+        (np.zeros(3), "does not fit"),
+        (np.zeros((0, 3)), "does not fit"),
+        ([[0, 0, 0], [0, np.inf, 0]], "'elbow' in row 1 is NaN or infinite"),
+        ([[0, 0, 0], [0, 2.5, 0]], r"'elbow' is told to go to 2.5 rad in row 1.*-1.5 to 2"),
+    ],
+)
+def test_impossible_targets_get_one_message(small_world, state, values, words):
+    with pytest.raises(UserError, match=words):
+        small_world.rollout(state, np.asarray(values, np.float32))
+
+
+def test_faster_than_any_training_data_is_told_with_the_number(small_world, state):
+    calm = np.repeat(state.joints[-1:], 2, axis=0)
+    assert actions.too_fast(small_world.setup, state.joints[-1], calm) == ""
+    fast = calm + [[0, 0, 0], [0.9, 0, 0]]
+    told = actions.too_fast(small_world.setup, state.joints[-1], fast)
+    assert "'shoulder' is told to move 0.9 in one control step of 0.5 s" in told
+
+
+def test_a_run_without_robot_model_says_how_to_add_one(small_run, synthetic_dataset, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(synthetic_dataset, data)
+    (data / "robot.json").unlink()
+    world = hdvpd.load(small_run)
+    setup = dataclasses.replace(world.setup, robot=None)
+    bare = type(world)(world.model, world.config, world.scene, world.step, world.folder, setup)
+    with pytest.raises(UserError, match=r"has no robot model.*hdvpd data robot"):
+        bare.rollout(None, np.zeros((1, 3)))
+
+
+def test_an_episode_too_short_is_named(small_world, synthetic_dataset):
+    with pytest.raises(UserError, match=r"has 7 frames.*at most 5 steps"):
+        small_world.recorded_targets(synthetic_dataset, EPISODE, 0, 6)
+    with pytest.raises(UserError, match="does not fit"):
+        small_world.state_from(synthetic_dataset, EPISODE, 6)
+
+
+def test_truth_scores_itself_perfectly(small_world, synthetic_dataset, future):
+    truth = read_truth(small_world, Dataset(synthetic_dataset), EPISODE, 0, STEPS)
+    perfect = [
+        hdvpd.Images(truth.rgb[2:, v], truth.depth_m[2:, v], truth.visible[2:, v] + 0.0)
+        for v in range(2)
+    ]
+    rows = score(truth, perfect, ("cam0", "cam1"), 0.1)
+    own = [row for row in rows if row["predictor"] == "model"]
+    assert len(own) == 2 * STEPS
+    assert all(row["ssim"] == pytest.approx(1) and row["depth_abs_rel"] == 0 for row in own)
+
+
+@pytest.fixture
+def loaded(small_world, monkeypatch):
+    """Commands take the model that is compiled already."""
+    monkeypatch.setattr(command, "load", lambda *_: small_world)
+
+
+def rollout(small_run, out, *words):
+    return main(["rollout", str(small_run), "--episode", "9", "--out", str(out), *words])
+
+
+def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_path, capsys):
+    names = ["elbow", "grip", "shoulder"]
+    rows = [[state.joints[-1][1], 0.03, state.joints[-1][0]]] * 2
+    lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "wait.csv").write_text("\n".join(lines))
+    fast = np.repeat(state.joints[-1:], 2, axis=0)
+    fast[1, 0] -= 0.9
+    np.save(tmp_path / "fast<b>.npy", fast)
+    out = tmp_path / "out"
+    files = [str(tmp_path / "wait.csv"), str(tmp_path / "fast<b>.npy")]
+    assert rollout(small_run, out, "--steps", "2", "--actions", "9", *files) == 0
+    said = capsys.readouterr().out
+    assert "warning: fast<b>: joint 'shoulder' is told to move 0.9" in said
+    about = json.loads((out / "rollout.json").read_text())
+    assert [p["name"] for p in about["plans"]] == ["recorded", "wait", "fast<b>"]
+    page = (out / "index.html").read_text()
+    assert page.count("<video") == 3
+    assert "<b>" not in page
+    for name in ("recorded", "wait"):
+        folder = out / name
+        assert (folder / "video.mp4").stat().st_size > 500
+        assert (folder / "particles.npz").is_file()
+        assert (folder / "particles-01.ply").is_file()
+        with Image.open(folder / "cam1" / "depth-01.png") as depth:
+            assert depth.size == (20, 16)
+            assert np.asarray(depth).max() > 500
+        with Image.open(folder / "cam1" / "rgb-01.png") as picture:
+            assert picture.mode == "RGB"
+    assert len((out / "recorded" / "metrics.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
+    assert not (out / "wait" / "metrics.csv").exists()
+    assert not list(tmp_path.glob(".*"))
+    # A rollout may be replaced, anything else not.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("precious")
+    assert rollout(small_run, tmp_path / "mine") == 2
+    assert "no earlier rollout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "0,0,0\n0,0", "row 1 has 2 values"),
+        ("a.csv", "shoulder,elbo,grip\n0,0,0", "'elbo' is no joint"),
+        ("a.csv", "", "no row of joint targets"),
+        ("a.csv", "0,0,nan", "is NaN or infinite"),
+        ("a.csv", "0,9,0", "its limits are -1.5 to 2"),
+        ("a.npy", "no array", "cannot be read as a .npy array"),
+        ("a.txt", "0,0,0", "expected a .npy or .csv file"),
+        (None, "", "there is no such file"),
+    ],
+)
+def test_action_files_that_do_not_fit_leave_nothing(
+    loaded, small_run, tmp_path, capsys, name, content, words
+):
+    file = tmp_path / (name or "gone.csv")
+    if name:
+        file.write_text(content)
+    assert rollout(small_run, tmp_path / "out", "--actions", str(file)) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_writer_that_fails_leaves_the_earlier_rollout(
+    loaded, small_run, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "rollout.json").write_text("{}")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "write_plan", fail)
+    assert rollout(small_run, out, "--steps", "1") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (out / "rollout.json").read_text() == "{}"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
