@@ -21,7 +21,7 @@ from hdvpd.world.truth import read_truth, score
 
 needed("mujoco")
 EPISODE = 9
-STEPS = 2
+STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_steps_one_by_one_are_the_rollout(small_world, state, targets, future):
     assert first.start == state.start + 1
     np.testing.assert_allclose(first.current.positions, future.positions[0], atol=2e-6)
     np.testing.assert_array_equal(first.previous.positions, state.current.positions)
-    second = small_world.rollout(first, targets[1:])
+    second = small_world.rollout(first, targets[1:2])
     np.testing.assert_allclose(second.positions[0], future.positions[1], atol=1e-5)
     np.testing.assert_array_equal(first.joints, [state.joints[-1], targets[0]])
 
@@ -207,7 +207,8 @@ def test_states_and_futures_are_saved_and_read(state, future, tmp_path):
         np.testing.assert_array_equal(arrays["joint_targets"], future.joint_targets)
     with pytest.raises(UserError, match="expected"):
         hdvpd.State.load(tmp_path / "future.npz")
-    assert [f.name for f in future.save(tmp_path / "p.ply")] == ["p-00.ply", "p-01.ply"]
+    written = [file.name for file in future.save(tmp_path / "p.ply")]
+    assert written == [f"p-{step:02d}.ply" for step in range(STEPS)]
 
 
 def test_point_clouds_are_read_by_others(state, tmp_path):
@@ -284,15 +285,15 @@ def rollout(small_run, out, *words):
 
 def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_path, capsys):
     names = ["elbow", "grip", "shoulder"]
-    rows = [[state.joints[-1][1], 0.03, state.joints[-1][0]]] * 2
+    rows = [[state.joints[-1][1], 0.03, state.joints[-1][0]]] * STEPS
     lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "wait.csv").write_text("\n".join(lines))
-    fast = np.repeat(state.joints[-1:], 2, axis=0)
-    fast[1, 0] -= 0.9
+    fast = np.repeat(state.joints[-1:], STEPS, axis=0)
+    fast[1:, 0] -= 0.9
     np.save(tmp_path / "fast<b>.npy", fast)
     out = tmp_path / "out"
     files = [str(tmp_path / "wait.csv"), str(tmp_path / "fast<b>.npy")]
-    assert rollout(small_run, out, "--steps", "2", "--actions", "9", *files) == 0
+    assert rollout(small_run, out, "--steps", str(STEPS), "--actions", "9", *files) == 0
     said = capsys.readouterr().out
     assert "warning: fast<b>: joint 'shoulder' is told to move 0.9" in said
     about = json.loads((out / "rollout.json").read_text())
@@ -310,7 +311,7 @@ def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_pat
             assert np.asarray(depth).max() > 500
         with Image.open(folder / "cam1" / "rgb-01.png") as picture:
             assert picture.mode == "RGB"
-    assert len((out / "recorded" / "metrics.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
+    assert len((out / "recorded" / "metrics.csv").read_text().splitlines()) == 1 + 2 * 2 * STEPS
     assert not (out / "wait" / "metrics.csv").exists()
     assert not list(tmp_path.glob(".*"))
     # A rollout may be replaced, anything else not.
@@ -356,7 +357,7 @@ def test_a_writer_that_fails_leaves_the_earlier_rollout(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(command, "write_plan", fail)
-    assert rollout(small_run, out, "--steps", "1") == 2
+    assert rollout(small_run, out, "--steps", str(STEPS)) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert (out / "rollout.json").read_text() == "{}"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

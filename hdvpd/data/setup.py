@@ -79,6 +79,25 @@ def describe_setup(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def find_setup(folder: Path, data_path: str) -> Setup | None:
+    """Read the setup of a run, or make it from the run's data set, if that is at hand.
+
+    A setup without a robot model is made anew: `hdvpd data robot` may have added one since.
+
+    Args:
+      folder: of the run.
+      data_path: of the data set that it was trained on.
+
+    Raises:
+      UserError: what is there is damaged.
+    """
+    setup = read_setup(folder)
+    if setup is not None and setup.robot is not None:
+        return setup
+    file = Path(data_path) / "dataset.json"
+    return parse_setup(describe_setup(Dataset(data_path)), file) if file.is_file() else setup
+
+
 def keep_setup(folder: Path, dataset: Dataset) -> None:
     """Write the setup of a data set into the folder of a run, unless it is there.
 

@@ -24,6 +24,7 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import to_toml
 from hdvpd.config.reading import read
+from hdvpd.data.setup import SETUP_FILE
 from hdvpd.errors import UserError
 from hdvpd.model import Model
 from hdvpd.reporting.files import write
@@ -56,7 +57,10 @@ def pack(run_dir: Path, file: Path, step: int | None = None) -> int:
     """
     model, config, scene, step = load_model(run_dir, step)
     _, _, progress = CheckpointStore(run_dir).read_origin(step)
+    setup = run_dir / SETUP_FILE
     origin = {"step": step, "dataset": progress["dataset"]}
+    if setup.is_file():
+        origin["setup"] = setup.read_text(encoding="utf-8")
     entries = {
         "config.toml": to_toml(config).encode(),
         "scene.json": json.dumps(scene.to_dict(), indent=1).encode(),
@@ -91,6 +95,8 @@ def unpack(file: Path, run_dir: Path) -> None:
     state = dataclasses.replace(state, params=_filled(state.params, arrays, file))
     identity = origin["dataset"]
     texts = RunFolder(run_dir).describe(config, scene, dataset_identity=identity)
+    if "setup" in origin:
+        write(run_dir / SETUP_FILE, origin["setup"], _REMEDY)
     progress = new_progress(identity) | {"step": origin["step"], "next_batch": origin["step"]}
     CheckpointStore(run_dir).save(origin["step"], state, progress=progress, files=texts)
 

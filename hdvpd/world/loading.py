@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hdvpd.config import Config
-from hdvpd.data.setup import Setup, describe_setup, parse_setup, read_setup
+from hdvpd.data.setup import find_setup
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError, how_to_install
 from hdvpd.eval import find_runs
@@ -27,9 +26,7 @@ def load(run: str | Path = "runs/demo", step: int | None = None) -> World:
     """
     (folder,) = find_runs([Path(run)]).values()
     model, config, scene, step = load_model(folder, step)
-    setup = read_setup(folder)
-    if setup is None or setup.robot is None:
-        setup = _setup_of_data(config) or setup
+    setup = find_setup(folder, config.data.path)
     return World(model, config, scene, step, folder, setup)
 
 
@@ -56,11 +53,3 @@ def make_env(world: World, dataset: str | Path | Dataset, **settings: Any) -> An
         ) from error
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     return WorldEnv(world, data, **settings)
-
-
-def _setup_of_data(config: Config) -> Setup | None:
-    """Fall back to the data set of a run that keeps no setup, if it is at hand."""
-    path = Path(config.data.path)
-    if not (path / "dataset.json").is_file():
-        return None
-    return parse_setup(describe_setup(Dataset(path)), path / "dataset.json")
