@@ -18,6 +18,7 @@ from hdvpd.data.simulation import bimanual, clip, scene, synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.errors import UserError
+from hdvpd.training import packed
 
 mujoco = needed("mujoco")
 FILE = Path("robot.json")
@@ -90,6 +91,13 @@ def test_a_run_knows_robot_cameras_and_pace(small_run, synthetic_dataset):
     assert (found.max_step >= np.max(steps, axis=0) - 1e-6).all()
     (_, pose) = synthetic.camera("cam1", 32, 40)
     np.testing.assert_allclose(found.cameras["cam1"].camera_to_world, pose, atol=1e-6)
+
+
+def test_a_packed_run_keeps_its_setup(small_run, tmp_path):
+    packed.pack(small_run, tmp_path / "small.zip")
+    packed.unpack(tmp_path / "small.zip", tmp_path / "unpacked")
+    kept, found = (f / setup.SETUP_FILE for f in (small_run, tmp_path / "unpacked"))
+    assert found.read_text() == kept.read_text()
 
 
 @pytest.fixture

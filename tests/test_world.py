@@ -98,6 +98,20 @@ def test_steps_one_by_one_are_the_rollout(small_world, state, targets, future):
     np.testing.assert_array_equal(first.joints, [state.joints[-1], targets[0]])
 
 
+def test_a_camera_on_a_link_goes_where_the_plan_takes_it(small_world, state, future):
+    carried = dataclasses.replace(
+        future, start=dataclasses.replace(state, mounts={"cam0": "elbow"})
+    )
+    poses = np.stack([c.camera_to_world for c in carried.cameras_over_time("cam0", STEPS)])
+    robot, link = small_world.robot, small_world.robot.links.index("elbow")
+    before = robot.link_poses(state.joints[-1])[link]
+    after = robot.link_poses(future.joint_targets)[:, link]
+    on_link = np.linalg.inv(before) @ state.cameras["cam0"].camera_to_world
+    np.testing.assert_allclose(np.linalg.inv(after) @ poses, [on_link] * STEPS, atol=1e-6)
+    still = future.cameras_over_time("cam0", STEPS)
+    assert all(camera is state.cameras["cam0"] for camera in still)
+
+
 def test_arrays_give_the_state_of_the_episode(small_world, synthetic_dataset, state):
     data = Dataset(synthetic_dataset)
     names = ("cam0", "cam1")

@@ -258,11 +258,11 @@ class World:
         count = planned.positions.shape[0]
         observed = jax.tree.map(lambda x: np.repeat(x[None], count, axis=0), state.robot)
         robot = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), observed, planned)
-        key = self._keys(state.episode, state.start, seed)[1]
         pieces = []
         for first in range(0, count, chunk):
             # The last chunk is filled up with its last plan, so that all have one shape.
             rows = np.minimum(np.arange(first, first + chunk), count - 1)
+            key = self._keys(state.episode, state.start, seed)[1]  # the same draws for every plan
             piece = self._rollout(
                 self._params, state.previous, state.current,
                 jax.tree.map(lambda x, rows=rows: x[rows], robot), key,
