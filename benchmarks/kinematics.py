@@ -10,11 +10,11 @@ Run: python benchmarks/kinematics.py [--poses 4000] [--data data/demo]
 import argparse
 from pathlib import Path
 
-import mujoco
 import numpy as np
 from timing import interleaved
 
 from hdvpd.data.adding_robot import largest_error
+from hdvpd.data.importers.robot_model import load_mujoco
 from hdvpd.data.robot import Robot, read_robot
 from hdvpd.data.simulation import bimanual, clip, scene
 from hdvpd.data.store import Dataset
@@ -32,7 +32,7 @@ def main() -> None:
     joints = rng.uniform(np.clip(robot.limits[:, 0], -2, 0), robot.limits[:, 1],
                          (arguments.poses, len(robot.joints)))  # fmt: skip
     joints = np.maximum(joints, robot.limits[:, 0])
-    model = mujoco.MjModel.from_xml_string(
+    model = load_mujoco().MjModel.from_xml_string(
         scene.scene_xml(scene.draw_scene("push", rng), height=16, width=16)
     )
     states = clip.with_joints(model, np.tile(model.qpos0, (len(joints), 1)), joints)

@@ -1,9 +1,8 @@
 """A run for tests of what is done with a trained model: tiny, and quick to compile.
 
-Its parameters are perturbed ones, never trained: predictions mean nothing but depend on everything.
+Its parameters are drawn, never trained: predictions mean nothing but depend on everything.
 """
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -17,8 +16,8 @@ TINY = {
 }
 
 
-def write_run(folder: Path, dataset_path: Path, noise: float = 0.03) -> Path:
-    """Save a run of perturbed parameters as training would."""
+def write_run(folder: Path, dataset_path: Path, noise: float = 0.1) -> Path:
+    """Save a run of random parameters as training would."""
     from hdvpd.config.experiments import load_config
     from hdvpd.data.setup import keep_setup
     from hdvpd.data.store import Dataset
@@ -31,16 +30,15 @@ def write_run(folder: Path, dataset_path: Path, noise: float = 0.03) -> Path:
     config = load_config("debug", TINY | {"data": TINY["data"] | {"path": str(dataset_path)}})
     folder.mkdir(parents=True)
     scene = dataset.scene_spec(config.data)
-    _, state = create_train_state(config, scene)
+    # Drawn, not initialised, which would be compiled first.
+    shapes = jax.eval_shape(lambda: create_train_state(config, scene)[1])
     rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: x + np.asarray(noise * rng.normal(size=x.shape), x.dtype), state.params
-    )
+    state = jax.tree.map(lambda x: (noise * rng.normal(size=x.shape)).astype(x.dtype), shapes)
     files = describe_run(folder, config, scene, dataset_identity=dataset.identity())
     keep_setup(folder, dataset)
     CheckpointStore(folder).save(
         3,
-        dataclasses.replace(state, params=params),
+        state,
         progress=new_progress(dataset.identity()),
         files=files,
     )

@@ -20,9 +20,11 @@ from hdvpd.__main__ import main
 from hdvpd.config import DataConfig
 from hdvpd.config.experiments import read_toml
 from hdvpd.data import windows, writer
+from hdvpd.data.adding_robot import largest_error, misfits
 from hdvpd.data.importers import FORMATS, common, conversions, episode, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
+from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation import clip
 from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
@@ -179,6 +181,39 @@ def test_what_was_done_is_recorded(name, imported):
     assert {e.split for e in dataset.episodes} == (
         {"train", "validation"} if name == "robomimic" else {"train", "test"}
     )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_robot_model_goes_with_the_data(name, imported):
+    dataset = imported(name)
+    robot = read_robot(dataset.path)
+    if name not in ("folder", "lerobot", "robomimic"):
+        assert robot is None
+        return
+    assert robot is not None
+    assert robot.joints == dataset.robot.joints
+    assert largest_error(dataset, robot)[0] < 1e-6
+    assert misfits(dataset) == []
+    for number in (0, 1):
+        targets = dataset.read(number, "robot/joint_targets")
+        commanded = dataset.read(number, "robot/target_link_to_world")
+        if name != "robomimic":  # which has no commands of joints
+            np.testing.assert_allclose(robot.link_poses(targets), commanded, atol=1e-6)
+    description = json.loads((dataset.path / "robot.json").read_text())
+    description["base_to_world"][0][3] += 0.01
+    (line,) = misfits_of(dataset, description)
+    assert "10 mm away" in line
+
+
+def misfits_of(dataset: Dataset, description: dict) -> list[str]:
+    """The warning with another robot in the data set's place."""
+    file = dataset.path / "robot.json"
+    before = file.read_text()
+    file.write_text(json.dumps(description))
+    try:
+        return misfits(dataset)
+    finally:
+        file.write_text(before)
 
 
 @pytest.mark.parametrize("name", FORMATS)

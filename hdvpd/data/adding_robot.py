@@ -9,7 +9,7 @@ from hdvpd.data import writer
 from hdvpd.data.arrays import JOINT_POSITIONS, LINKS
 from hdvpd.data.importers.robot_model import Joint, RobotModel, read_robot_file
 from hdvpd.data.importers.sidecar import read_sidecar
-from hdvpd.data.robot import ROBOT_FILE, Robot, describe_robot
+from hdvpd.data.robot import ROBOT_FILE, Robot, describe_robot, read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 
@@ -72,6 +72,29 @@ def largest_error(dataset: Dataset, robot: Robot) -> tuple[float, str]:
             name = f"{robot.links[link]!r} in frame {frame} of episode {number}"
             worst = float(away[frame, link]), name
     return worst
+
+
+def misfits(dataset: Dataset) -> list[str]:
+    """Warn if the robot model that a data set carries does not fit all of its episodes.
+
+    It is that of the first one; a source may have moved the robot's base since.
+
+    Args:
+      dataset: some of its episodes are read.
+
+    Returns:
+      A line for people, or none.
+    """
+    robot = read_robot(dataset.path)
+    if robot is None:
+        return []
+    error, where = largest_error(dataset, robot)
+    if error <= TOLERANCE_M:
+        return []
+    return [
+        f"warning: {ROBOT_FILE} puts link {where} {1e3 * error:.0f} mm away from its stored pose: "
+        "rollouts of other actions than recorded ones will be wrong there.\n"
+    ]
 
 
 def _simulated(dataset: Dataset) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The folder of a run: what is in it, who may write to it, and what must not change on resuming.
 
 `runs/<name>/` holds `config.toml` (resolved), `scene.json`, `dataset.json`, `git.txt`, `env.txt`,
-`metrics.jsonl`, `timing.jsonl`, `first_batch.png` and `checkpoints/<step>/`; evaluation adds
-`eval/` and `report/`. The folder is enough to continue the run, also after it has been copied
-elsewhere.
+`setup.json`, `metrics.jsonl`, `timing.jsonl`, `first_batch.png` and `checkpoints/<step>/`;
+evaluation adds `eval/` and `report/`. The folder is enough to continue the run, also after it has
+been copied elsewhere.
 """
 
 import contextlib

@@ -353,7 +353,8 @@ def _colors(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "n 3"
     views = range(len(frames.depth_m))
     cameras = [jax.tree.map(lambda x, v=v: x[v], frames.camera) for v in views]
     rgb = np.asarray(frames.rgb, np.float32) / 255.0
-    colors = particle_colors(cloud.positions, rgb, np.asarray(frames.depth_m), cameras)
+    positions = np.asarray(cloud.positions)
+    colors = particle_colors(positions, rgb, np.asarray(frames.depth_m), cameras)
     return to_uint8(np.where(cloud.mask[:, None], colors, 0.0))
 
 

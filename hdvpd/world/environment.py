@@ -5,7 +5,7 @@ predicts. Needs the extra `gym`.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
       state: where the environment is; its particles are `state.positions`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(
         self,

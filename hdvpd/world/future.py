@@ -76,7 +76,7 @@ class Future:
     @property
     def mask(self) -> Bool[np.ndarray, "n"]:
         """True for real particles; the same at every step."""
-        return self.start.current.mask
+        return np.asarray(self.start.current.mask)
 
     @property
     def colors(self) -> UInt8[np.ndarray, "n 3"]:

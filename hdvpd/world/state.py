@@ -31,7 +31,7 @@ def inside(low: Sequence[float], high: Sequence[float]) -> Place:
       high: its upper corner [m].
     """
     lower, upper = np.asarray(low, np.float32)[None], np.asarray(high, np.float32)[None]
-    return lambda positions: ((positions >= lower) & (positions <= upper)).all(axis=-1)
+    return lambda x: np.asarray(((x >= lower) & (x <= upper)).all(axis=-1))
 
 
 def near(point: Sequence[float], radius: float) -> Place:
@@ -76,17 +76,17 @@ class State:
     @property
     def positions(self) -> Float[np.ndarray, "m 3"]:
         """Positions of the last step's real particles [m]."""
-        return self.current.positions[self.current.mask]
+        return np.asarray(self.current.positions)[self.current.mask]
 
     @property
     def features(self) -> Float[np.ndarray, "m c"]:
         """Features of the last step's real particles."""
-        return self.current.features[self.current.mask]
+        return np.asarray(self.current.features)[self.current.mask]
 
     @property
     def kinematic_points(self) -> Float[np.ndarray, "p 3"]:
         """Measured kinematic points of the last step [m]."""
-        return self.robot.positions[-1]
+        return np.asarray(self.robot.positions)[-1]
 
     def keep(self, place: Place) -> "State":
         """Keep the particles at a place and no others.
@@ -105,7 +105,9 @@ class State:
           UserError: no particle of the last step is there.
         """
         self.require(place)
-        clouds = (_masked(c, c.mask & ~_at(c, place)) for c in (self.previous, self.current))
+        clouds = (
+            _masked(c, np.asarray(c.mask) & ~_at(c, place)) for c in (self.previous, self.current)
+        )
         return self._with(*clouds)
 
     def move(self, place: Place, motion: Sequence[float] | Float[np.ndarray, "4 4"]) -> "State":
@@ -166,8 +168,8 @@ class State:
         """
         file = Path(file)
         if saving.require_suffix(file) == ".ply":
-            cloud = self.current
-            saving.write_ply(file, cloud.positions, self.colors, cloud.mask)
+            places, mask = (np.asarray(x) for x in (self.current.positions, self.current.mask))
+            saving.write_ply(file, places, self.colors, mask)
             return
         clouds = (("previous", self.previous), ("current", self.current))
         arrays = {f"{name}_{key}": getattr(cloud, key) for name, cloud in clouds for key in _CLOUD}

@@ -17,6 +17,7 @@ import numpy as np
 import rich.console
 
 from hdvpd.data import episode_pool, schema, store, writer
+from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.importers import base, conversions, describe, readings, source_class
 from hdvpd.data.importers.describe import Job
@@ -273,6 +274,7 @@ class _Import:
             writer.write_json(out / QUARANTINE, {"episodes": listed})
         (out / writer.INCOMPLETE).unlink(missing_ok=True)
         dataset = store.Dataset(out)
+        console.print(*misfits(dataset), sep="\n", end="")
         counts = ", ".join(f"{len(dataset.split(s))} {s}" for s in schema.SPLITS)
         left_out = f"; {len(listed)} left out, see {out / QUARANTINE}" if listed else ""
         console.print(f"{out}: {len(dataset.episodes)} episodes ({counts}){left_out}.")
