@@ -22,19 +22,18 @@ def write_run(folder: Path, dataset_path: Path, noise: float = 0.1) -> Path:
     from hdvpd.data.setup import keep_setup
     from hdvpd.data.store import Dataset
     from hdvpd.training.checkpoints import CheckpointStore
-    from hdvpd.training.run_folder import describe_run
+    from hdvpd.training.run_folder import RunFolder
     from hdvpd.training.session import new_progress
     from hdvpd.training.step import create_train_state
 
     dataset = Dataset(dataset_path)
     config = load_config("debug", TINY | {"data": TINY["data"] | {"path": str(dataset_path)}})
-    folder.mkdir(parents=True)
     scene = dataset.scene_spec(config.data)
     # Drawn, not initialised, which would be compiled first.
     shapes = jax.eval_shape(lambda: create_train_state(config, scene)[1])
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda x: (noise * rng.normal(size=x.shape)).astype(x.dtype), shapes)
-    files = describe_run(folder, config, scene, dataset_identity=dataset.identity())
+    files = RunFolder(folder).describe(config, scene, dataset_identity=dataset.identity())
     keep_setup(folder, dataset)
     CheckpointStore(folder).save(
         3,
