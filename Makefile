@@ -3,6 +3,7 @@
 # make test    the whole test suite
 # make lint    style, formatting and types
 # make longtest  the test suite with many more repetitions of its randomised tests
+# make bench   the quick benchmarks; one table in runs/bench/
 # make env     only the environment, .venv; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS) \
   -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile
 TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision,gym
 
-.PHONY: demo compare test longtest lint env clean
+.PHONY: demo compare test longtest lint bench env clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -41,6 +42,9 @@ lint: $(STAMP)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(STAMP)-test
+	$(BIN)/python benchmarks/run_quick.py $(BENCH_FLAGS)
 
 env: $(STAMP)-sim
 	@echo "Ready: source $(BIN)/activate"

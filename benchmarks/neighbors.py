@@ -7,6 +7,7 @@ Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--xla]
 """
 
 import argparse
+import json
 from collections.abc import Callable
 
 import jax
@@ -65,7 +66,9 @@ def main() -> None:
     for name, value in times.items():
         print(f"{name:24s} {value:9.1f} ms")
     fastest = min(times[name] for name in ("scipy KDTree", "pykdtree", "nanoflann"))
-    print(f"ratio to the fastest library: {times['hdvpd kdtree (jitted)'] / fastest:.2f}")
+    ratio = times["hdvpd kdtree (jitted)"] / fastest
+    print(f"ratio to the fastest library: {ratio:.2f}")
+    print(json.dumps({"ms": times, "ratio to the fastest library": ratio}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""Starting to train: until the first step is done, without and with compiled programs on disk.
+
+Each start is a process of its own: `hdvpd train` of one step on the analytic scene at the
+experiment's size. Seconds by the clock and of processor time, all of Python's imports included.
+
+Run: python benchmarks/starting.py [demo] [--repeats 1]
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from timing import analytic_batch
+
+from hdvpd.config.experiments import load_config
+
+
+def start(experiment: str, data: str, folder: Path, cache: Path) -> dict[str, float]:
+    """Return seconds by the clock and of the processor for a run of one step."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment["XDG_CACHE_HOME"] = str(cache)
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "hdvpd", "train", experiment, "--data.path", data),
+            *("--name", "start", "--runs-dir", str(folder), "--train.num-steps", "1"),
+            *("--train.batch-size", "1", "--train.warmup-steps", "0"),
+            *("--train.validate-every", "0"),
+        ],
+        env=environment, stdout=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"clock": time.perf_counter() - begin, "processor": processor}
+
+
+def main() -> None:
+    """Print one row per start and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", nargs="?", default="demo")
+    parser.add_argument("--repeats", type=int, default=1)
+    arguments = parser.parse_args()
+    overrides = {"train": {"batch_size": 1}}
+    dataset, _ = analytic_batch(load_config(arguments.experiment, overrides))
+    rows = []
+    for _ in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as name:
+            folder, cache = Path(name), Path(name) / "cache"
+            for state in ("first", "second"):
+                result = start(arguments.experiment, str(dataset.path), folder / state, cache)
+                rows.append({"start": state, **result})
+                print(
+                    f"{state:8s} {result['clock']:7.1f} s by the clock "
+                    f"{result['processor']:7.1f} s of processor time",
+                    flush=True,
+                )
+    print(json.dumps({"experiment": arguments.experiment, "starts": rows}))
+
+
+if __name__ == "__main__":
+    main()
