@@ -12,9 +12,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.hdvpd
 # A file's tests share what is compiled, so they stay in one process. WORKERS=0 uses this one alone.
 WORKERS ?= logical
-PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS) \
+PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS),browser \
   -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile
-TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,studies,vision,gym
+TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,view,rerun,studies,vision,gym
 
 .PHONY: demo compare test longtest lint bench env clean
 .DEFAULT_GOAL := help
@@ -32,10 +32,10 @@ compare: system-simulation $(STAMP)-sim
 	$(BIN)/hdvpd data simulate --out data/compare --episodes 100 --steps 20 --size 96x128
 	$(BIN)/hdvpd compare $(COMPARE_FLAGS)
 
-test: system-simulation system-open3d $(STAMP)-test
+test: system-simulation system-open3d system-browser $(STAMP)-test
 	$(PYTEST) $(PYTEST_FLAGS)
 
-longtest: system-simulation system-open3d $(STAMP)-test
+longtest: system-simulation system-open3d system-browser $(STAMP)-test
 	$(PYTEST) --long $(PYTEST_FLAGS)
 
 lint: $(STAMP)-test
@@ -72,10 +72,11 @@ $(STAMP)-test: pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(TEST_EXTRAS)]'
 	@touch $@ $(STAMP)-sim
 
-# System libraries. Root on a Debian-like system gets them installed, everybody else gets told.
+# System libraries and, for the tests, a browser. Root on a Debian-like system gets them installed,
+# everybody else gets told.
 
-.PHONY: system-simulation system-open3d
-system-simulation system-open3d: system-%:
+.PHONY: system-simulation system-open3d system-browser
+system-simulation system-open3d system-browser: system-%:
 	@missing="$$($(PYTHON) -m hdvpd.commands.system $*)" || exit 1; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

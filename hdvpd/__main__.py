@@ -11,10 +11,12 @@ from hdvpd.commands.data import AddRobot, Check, Import, Inspect, Simulate, Synt
 from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
+from hdvpd.commands.export import Export
 from hdvpd.commands.flags import understood
 from hdvpd.commands.model import Convert, Pack, Summary, Unpack
 from hdvpd.commands.rollout import Rollout
 from hdvpd.commands.train import Train
+from hdvpd.commands.view import View
 from hdvpd.errors import UserError
 
 MOVED = {
@@ -66,6 +68,8 @@ HDVPD = Program(
         "eval": Evaluate,
         "rollout": Rollout,
         "compare": Compare,
+        "view": View,
+        "export": Export,
         "demo": Demo,
         "doctor": Doctor,
     },

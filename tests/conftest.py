@@ -33,7 +33,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
-pytest_plugins = ["extras", "small_runs"]
+pytest_plugins = ["extras", "small_runs", "browsers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

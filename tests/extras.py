@@ -14,6 +14,9 @@ EXTRAS = {
     "open3d": "open3d",
     "pykeops": "keops",
     "tensorboardX": "tensorboard",
+    "viser": "view",
+    "rerun": "rerun",
+    "playwright.sync_api": "dev",
     "sklearn.datasets": "vision",
     "torch_geometric": "graphs",
 }

@@ -5,6 +5,7 @@ Uses only the standard library, so that the Makefile can run it before anything 
 """
 
 import ctypes
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -21,6 +22,11 @@ LIBRARIES: Mapping[str, Mapping[str, str]] = {
 }
 """Shared libraries that a part of hdvpd loads, with their Debian and Ubuntu packages."""
 
+PROGRAMS: Mapping[str, Mapping[tuple[str, ...], str]] = {
+    "browser": {("chromium", "chromium-browser", "google-chrome"): "chromium"},
+}
+"""Programs that a part of hdvpd's tests starts, by any of their names, with their packages."""
+
 EGL_DRIVERS = ("libegl-mesa0", "libgl1-mesa-dri")
 """Packages of the software renderer, for machines whose GPU driver brings no EGL device."""
 
@@ -32,7 +38,7 @@ def missing_packages(purposes: Iterable[str]) -> list[str]:
     """List the Debian packages that are needed and not there.
 
     Args:
-      purposes: keys of `LIBRARIES`.
+      purposes: keys of `LIBRARIES` and `PROGRAMS`.
 
     Returns:
       Package names, sorted; empty where nothing is missing, and on systems other than Linux, where
@@ -42,12 +48,20 @@ def missing_packages(purposes: Iterable[str]) -> list[str]:
         return []
     packages = set()
     for purpose in purposes:
-        for library, package in LIBRARIES[purpose].items():
+        for library, package in LIBRARIES.get(purpose, {}).items():
             if not loads(library):
+                packages.add(package)
+        for names, package in PROGRAMS.get(purpose, {}).items():
+            if find_program(names) is None:
                 packages.add(package)
         if purpose == "simulation" and count_egl_devices() == 0:
             packages.update(EGL_DRIVERS)
     return sorted(packages)
+
+
+def find_program(names: Iterable[str]) -> str | None:
+    """Return where the first program is that goes by one of the names."""
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def loads(library: str) -> bool:

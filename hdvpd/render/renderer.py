@@ -103,6 +103,11 @@ class Renderer(nnx.Module):
         rgb, density = self._shade(clouds, queries)
         return composite(rgb, density, tdist, rays.z_scale, self.config.far)
 
+    def particle_colors(self, cloud: ParticleCloud) -> Float[Array, "n 3"]:
+        """Return the radiance field's colour at every particle, in [0, 1]."""
+        one = jax.tree.map(lambda x: x[None], cloud)
+        return self._shade(one, jnp.asarray(cloud.positions)[None, :, None])[0][0, :, 0]
+
     def _place_samples(
         self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
     ) -> Float[Array, "r s"]:

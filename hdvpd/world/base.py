@@ -87,6 +87,11 @@ class World:
 
         self._encode, self._rollout, self._render = encode, rollout, render
 
+    def update(self) -> None:
+        """Take the run's newest sound checkpoint; nothing is compiled again."""
+        self.model, _, _, self.step = load_model(self.folder)
+        self._params = nnx.state(self.model)
+
     @property
     def robot(self) -> Robot:
         """The robot's kinematics.

@@ -1,0 +1,1 @@
+"""Recordings of scenes in three dimensions: in a browser, and as files."""

@@ -1,0 +1,109 @@
+"""What the verbs `view` and `export` do."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hdvpd.errors import UserError, how_to_install
+from hdvpd.viewing.runs import RunSource
+from hdvpd.viewing.sources import AbstractSource, DatasetSource
+
+
+def require(module: str, extra: str, purpose: str) -> None:
+    """Refuse what needs a package that is not installed.
+
+    Raises:
+      UserError: naming the package and how it is installed.
+    """
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{purpose} needs {module}, which cannot be imported ({error}): "
+            f"{how_to_install(extra)}."
+        ) from error
+
+
+def open_source(path: Path, **chosen: Any) -> AbstractSource:
+    """Open whatever a folder holds.
+
+    Args:
+      path: of a run or of a data set, or the name of a run in `runs/`.
+      **chosen: of a run: see `RunSource`.
+
+    Raises:
+      UserError: the folder holds neither, or is damaged.
+    """
+    if (path / "dataset.json").is_file() and not (path / "config.toml").is_file():
+        return DatasetSource(path)
+    if any((folder / "config.toml").is_file() for folder in (path, Path("runs") / path)):
+        return RunSource(path, **chosen)
+    raise UserError(
+        f"{path} is neither the folder of a run (it has no config.toml) nor a data set (it has no "
+        "dataset.json). Name one, such as runs/demo or data/demo."
+    )
+
+
+def view(path: Path, *, host: str, port: int, **chosen: Any) -> None:
+    """Serve a page.
+
+    Args:
+      path: see `open_source`.
+      host: this machine's address at which it listens.
+      port: 0 takes any that is free.
+      **chosen: see `open_source`.
+
+    Raises:
+      UserError: a package is missing, there is nothing to show, or the port is in use.
+    """
+    require("viser", "view", "hdvpd view")
+    from hdvpd.viewing.serving import require_free, serve
+
+    require_free(host, port)
+    serve(open_source(path, **chosen), host, port)
+
+
+FORMATS: Mapping[str, str] = {"rerun": ".rrd", "html": ".html"}
+"""What a recording can be exported as, and how such a file's name ends."""
+
+
+def export(
+    path: Path, *, out: Path | None, form: str, episode: int | None = None, start: int = 0,
+    actions: Path | None = None, **chosen: Any,
+) -> Path:  # fmt: skip
+    """Write one recording as a file.
+
+    Args:
+      path: see `open_source`.
+      out: the file; None is named after source and episode, in the present folder.
+      form: one of `FORMATS`.
+      episode: which episode; None takes the first.
+      start: of a run: its first observed frame.
+      actions: of a run: joint targets instead of the recorded ones.
+      **chosen: see `open_source`.
+
+    Returns:
+      The file.
+
+    Raises:
+      UserError: a package is missing, there is no such episode, or the disk refuses.
+    """
+    if out is not None and out.suffix != FORMATS[form]:
+        raise UserError(f"--out {out} should end in {FORMATS[form]} for --format {form}.")
+    if form == "rerun":
+        require("rerun", "rerun", "hdvpd export --format rerun")
+        from hdvpd.viewing.rerun_file import write_rerun as write
+    else:
+        require("viser", "view", "hdvpd export --format html")
+        from hdvpd.viewing.offline import write_page as write
+    own = () if actions is None else (actions,)
+    source = open_source(path, episode=episode, start=start, actions=own, **chosen)
+    scene = 0 if episode is None else source.find(episode)
+    if actions is not None:
+        scene = len(source.titles) - 1
+    if out is None:
+        stem = f"{path.resolve().name}-episode-{source.episodes[scene]:04d}"
+        out = Path(stem + FORMATS[form])
+    write(source.load(scene), out)
+    return out

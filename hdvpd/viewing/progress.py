@@ -1,0 +1,112 @@
+"""A run in progress: its losses, and its newest checkpoint's rollout, in the page as they come."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import viser
+import viser.uplot
+
+from hdvpd.errors import UserError
+from hdvpd.types import Float
+from hdvpd.viewing.page import Page
+from hdvpd.viewing.runs import RunSource
+
+INTERVAL_S = 2.0
+"""How often the run's folder is looked at."""
+
+
+def read_losses(
+    file: Path,
+) -> tuple[Float[np.ndarray, "a"], Float[np.ndarray, "a"], Float[np.ndarray, "a"]]:
+    """Read the losses of a run from its `metrics.jsonl`.
+
+    Args:
+      file: also one that is being written, or is not there yet.
+
+    Returns:
+      Steps, and the losses of training and of validation at them; NaN where there is none.
+    """
+    losses: dict[int, dict[str, float]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break  # half a line: the rest comes later
+        if record.get("kind") in ("train", "validation") and record.get("loss") is not None:
+            losses.setdefault(int(record["step"]), {})[record["kind"]] = float(record["loss"])
+    steps = sorted(losses)
+    train, validation = (
+        np.asarray([losses[step].get(kind, np.nan) for step in steps])
+        for kind in ("train", "validation")
+    )
+    return np.asarray(steps, float), train, validation
+
+
+class Progress:
+    """Watches a run's folder for a page."""
+
+    def __init__(self, page: Page, source: RunSource) -> None:
+        """Add the curve to the page, and begin to watch."""
+        self._page, self._source = page, source
+        self._file = source.folder / "metrics.jsonl"
+        self._plot: viser.GuiUplotHandle | None = None
+        self._shown = -1
+        self._stopping = threading.Event()
+        with page.server.gui.add_folder("Training"):
+            self._text = page.server.gui.add_text("run", "", disabled=True)
+        self.look()
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="hdvpd-watch")
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """End watching."""
+        self._stopping.set()
+        self._watcher.join()
+
+    def look(self) -> None:
+        """Show what the folder says now."""
+        steps, train, validation = read_losses(self._file)
+        if len(steps) > max(self._shown, 1):
+            self._shown = len(steps)
+            self._draw((steps, train, validation))
+        if self._source.refresh():
+            self._page.reload()
+        world, total = self._source.world, self._source.config.train.num_steps
+        done = int(steps[-1]) if len(steps) else 0
+        shown = "no checkpoint yet" if world is None else f"rollout of step {world.step}"
+        text = f"step {done} of {total}, {shown}"
+        if self._text.value != text:
+            self._text.value = text
+
+    def _draw(self, data: tuple[np.ndarray, ...]) -> None:
+        if self._plot is not None:
+            self._plot.data = data
+            return
+        with self._page.server.gui.add_folder("Loss"):
+            self._plot = self._page.server.gui.add_uplot(
+                data,
+                (
+                    viser.uplot.Series(label="step"),
+                    viser.uplot.Series(label="training", stroke="#1f77b4", width=2),
+                    viser.uplot.Series(
+                        label="validation", stroke="#d62728", width=2, spanGaps=True
+                    ),
+                ),
+                scales={
+                    "x": viser.uplot.Scale(time=False),
+                    "y": viser.uplot.Scale(distr=3),  # logarithmic
+                },
+                aspect=1.5,
+            )
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(INTERVAL_S):
+            try:
+                self.look()
+            except UserError as error:  # such as a checkpoint that is replaced while it is read
+                self._page.say(str(error))
+            except Exception:
+                logging.getLogger("hdvpd").exception("watching %s failed", self._source.folder)

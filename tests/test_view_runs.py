@@ -1,0 +1,156 @@
+"""What is shown of runs and data sets: the model's own rollouts, edited and watched; the verbs."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from extras import needed
+from test_eval_main import write_run
+
+from hdvpd.__main__ import main as command
+from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.viewing import editing
+from hdvpd.viewing.recording import PREDICTION, TRUTH
+from hdvpd.viewing.runs import RunSource
+from hdvpd.viewing.sources import DatasetSource
+
+needed("viser")
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, debug_config, synthetic_dataset):
+    """A run in progress: three steps of 20, with parameters that move particles."""
+    config = dataclasses.replace(
+        debug_config, data=dataclasses.replace(debug_config.data, path=str(synthetic_dataset))
+    )
+    path = tmp_path_factory.mktemp("runs") / "noisy"
+    return write_run(path, config, Dataset(synthetic_dataset), 0.1)
+
+
+@pytest.fixture(scope="module")
+def source(folder):
+    return RunSource(folder, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def recording(source):
+    return source.load(0)
+
+
+def test_a_data_set_is_shown_as_it_was_measured(synthetic_dataset):
+    source = DatasetSource(synthetic_dataset)
+    recording = source.load(source.find(9))
+    assert len(source.titles) == 10
+    assert recording.num_times == recording.num_observed == 7
+    assert set(recording.layers) == {TRUTH}
+    particles = recording.layers[TRUTH].particles
+    low, high = (np.asarray(corner) for corner in recording.workspace)
+    seen = particles.positions[particles.mask]
+    assert len(seen) > 1000
+    assert ((seen >= low) & (seen <= high)).all()
+    with pytest.raises(UserError, match="no model"):
+        source.render(recording, 0, np.eye(4), 1.0)
+    with pytest.raises(UserError, match="no episode 99"):
+        source.find(99)
+
+
+def test_a_run_in_progress_rolls_out_its_validation(source, recording):
+    assert source.in_training()
+    assert source.episodes == (8,)  # of ten, the ninth is for validation
+    assert set(recording.layers) == {TRUTH, PREDICTION}
+    assert recording.num_times == STEPS + 2
+    particles = recording.layers[PREDICTION].particles
+    assert particles.features is not None
+    assert particles.age.tolist() == [0, 0, 1, 2]
+    assert np.isfinite(particles.positions).all()
+    moved = particles.positions[2] - particles.positions[1]
+    assert np.abs(moved[particles.mask[1]]).max() > 1e-4
+    assert recording.ssim.shape == (STEPS + 2, len(recording.cameras))
+    assert np.isfinite(recording.ssim).all()
+    assert recording.describe(2) == "rollout step 0 (+0.5 s)"
+
+
+def test_what_was_edited_is_rolled_out_again(source, recording):
+    particles = recording.layers[PREDICTION].particles
+    pose = np.eye(4)
+    pose[:3, 3] = particles.positions[1][particles.mask[1]].mean(0)
+    box = editing.Box(pose, np.full(3, 0.3))
+    held = particles.mask[1] & box.holds(particles.positions[1])
+    changed = source.load(0, [editing.Edit("remove", box, pose)])
+    after = changed.layers[PREDICTION].particles
+    assert set(changed.layers) == {PREDICTION}
+    assert after.mask[-1].sum() == particles.mask[1].sum() - held.sum()
+    image = changed.layers[PREDICTION].rgb, recording.layers[PREDICTION].rgb
+    assert not np.array_equal(*image)
+
+
+def test_a_new_view_is_that_of_the_camera_itself(source, recording):
+    camera = jax.tree.map(lambda x: np.asarray(x)[2, 0], recording.camera)
+    height = recording.layers[PREDICTION].rgb.shape[2]
+    fov = 2 * np.arctan(height / 2 / camera.intrinsics[1, 1])
+    image = source.render(recording, 2, camera.camera_to_world, float(fov))
+    known = recording.layers[PREDICTION].rgb[2, 0]
+    assert image.shape == known.shape
+    # The lens may differ by a shifted centre, the picture not by much.
+    assert np.abs(image.astype(int) - known).mean() < 10
+
+
+def test_a_new_checkpoint_is_taken(source, folder):
+    assert not source.refresh()
+    store = CheckpointStore(folder)
+    (old,) = store.steps()
+    os.rename(store.path / str(old), store.path / "7")
+    try:
+        assert source.refresh()
+        assert source.world.step == 7
+    finally:
+        os.rename(store.path / "7", store.path / str(old))
+        assert source.refresh()
+
+
+def test_before_the_first_checkpoint_there_is_truth_alone(folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    source = RunSource(tmp_path / "run", steps=STEPS)
+    recording = source.load(0)
+    assert set(recording.layers) == {TRUTH}
+    with pytest.raises(UserError, match="wait for the first checkpoint"):
+        source.render(recording, 0, np.eye(4, dtype=np.float32), 1.0)
+
+
+def test_mistakes_are_one_message(tmp_path, folder, capsys):
+    def refused(*words: str) -> str:
+        assert command(list(words)) == 2
+        text = capsys.readouterr().err
+        assert text.count("\n") == 1
+        return text
+
+    assert "neither the folder of a run" in refused("view", str(tmp_path))
+    assert "--episode" in refused("view", str(folder), "--port", "0", "--actions", "a.npy")
+    assert "should end in .rrd" in refused("export", str(folder), "--out", "it.html")
+
+
+def test_the_verb_serves_until_it_is_told_to_stop(synthetic_dataset, tmp_path):
+    words = [sys.executable, "-m", "hdvpd", "view", str(synthetic_dataset), "--port", "0"]
+    running = subprocess.Popen(
+        words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    lines = []
+    for line in running.stdout:  # type: ignore[union-attr]
+        lines.append(line)
+        if "Ctrl-C" in line:
+            break
+    running.send_signal(signal.SIGTERM)
+    rest, _ = running.communicate()
+    assert running.returncode == 0
+    assert f"showing {synthetic_dataset} at http://localhost:" in "".join(lines)
+    assert rest == "stopped\n"
