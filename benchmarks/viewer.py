@@ -9,6 +9,7 @@ import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import viser
@@ -75,7 +76,7 @@ def main() -> None:
         page.wait_for_timeout(3000)
         rates = {
             precision: arrivals(page, server, precision, given.particles, given.seconds)
-            for precision in ("float16", "float32", "float16", "float32")
+            for precision in PRECISIONS
         }
         context.close()
     stop_server(server)

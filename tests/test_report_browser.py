@@ -1,4 +1,4 @@
-"""The report of `hdvpd eval` in a real browser: videos play, a telephone will do, names are text."""
+"""The report of `hdvpd eval` in a real browser: videos play, phones show it, names are text."""
 
 import numpy as np
 from recordings import HTML

@@ -2,9 +2,12 @@
 
 import dataclasses
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 from extras import needed
 from test_eval_main import write_run
 
+from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -125,6 +129,20 @@ def test_before_the_first_checkpoint_there_is_truth_alone(folder, tmp_path):
     assert set(recording.layers) == {TRUTH}
     with pytest.raises(UserError, match="wait for the first checkpoint"):
         source.render(recording, 0, np.eye(4, dtype=np.float32), 1.0)
+
+
+def test_the_commands_of_the_page(synthetic_dataset, tmp_path, monkeypatch, capsys):
+    needed("rerun")
+    page = (Path(__file__).parent.parent / "docs" / "viewing.md").read_text()
+    lines = re.findall(r"^hdvpd (.*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for words in map(shlex.split, lines):
+        HDVPD.parse(words)
+        if words[0] == "export":
+            assert command([words[0], str(synthetic_dataset), *words[2:]]) == 0, capsys.readouterr()
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["synthetic-episode-0000.rrd", "synthetic-episode-0009.html"]
+    assert len(lines) >= 4
 
 
 def test_mistakes_are_one_message(tmp_path, folder, capsys):

@@ -52,6 +52,8 @@ OPTIONAL = {
     "pyarrow": ("pyarrow", "import", "importers"),
     "open3d-cpu": ("open3d", "open3d", "neighbour search `open3d`"),
     "pykeops": ("pykeops", "keops", "neighbour search `keops`"),
+    "viser": ("viser", "view", "`hdvpd view`, `hdvpd export --format html`"),
+    "rerun-sdk": ("rerun", "rerun", "`hdvpd export --format rerun`"),
     "tensorboardX": ("tensorboardX", "tensorboard", "train.tensorboard"),
     "networkx": ("networkx", "studies", "`python -m studies` and the tests"),
     "scikit-learn": ("sklearn", "vision", "images of `python -m studies vision`"),
