@@ -9,7 +9,7 @@ import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import viser
@@ -22,7 +22,7 @@ FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader
 
 
 def arrivals(
-    page: Page, server: viser.ViserServer, precision: str, n: int, seconds: float
+    page: Page, server: viser.ViserServer, precision: Any, n: int, seconds: float
 ) -> float:
     """Return how many clouds per second arrive."""
     rng = np.random.default_rng(0)

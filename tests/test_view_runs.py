@@ -1,9 +1,9 @@
 """What is shown of runs and data sets: the model's own rollouts, edited and watched; the verbs."""
 
-import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +13,9 @@ import jax
 import numpy as np
 import pytest
 from extras import needed
-from test_eval_main import write_run
 
 from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
-from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.viewing import editing
@@ -31,18 +29,9 @@ STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, debug_config, synthetic_dataset):
-    """A run in progress: three steps of 20, with parameters that move particles."""
-    config = dataclasses.replace(
-        debug_config, data=dataclasses.replace(debug_config.data, path=str(synthetic_dataset))
-    )
-    path = tmp_path_factory.mktemp("runs") / "noisy"
-    return write_run(path, config, Dataset(synthetic_dataset), 0.1)
-
-
-@pytest.fixture(scope="module")
-def source(folder):
-    return RunSource(folder, steps=STEPS)
+def source(small_run):
+    """A run in progress: three steps of 20."""
+    return RunSource(small_run, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -108,22 +97,22 @@ def test_a_new_view_is_that_of_the_camera_itself(source, recording):
     assert np.abs(image.astype(int) - known).mean() < 10
 
 
-def test_a_new_checkpoint_is_taken(source, folder):
+def test_a_new_checkpoint_is_taken(source, small_run, tmp_path, monkeypatch):
+    copy = tmp_path / "run"
+    shutil.copytree(small_run, copy)
+    monkeypatch.setattr(source, "folder", copy)
+    monkeypatch.setattr(source.world, "folder", copy)
     assert not source.refresh()
-    store = CheckpointStore(folder)
-    (old,) = store.steps()
-    os.rename(store.path / str(old), store.path / "7")
-    try:
-        assert source.refresh()
-        assert source.world.step == 7
-    finally:
-        os.rename(store.path / "7", store.path / str(old))
-        assert source.refresh()
+    (old,) = CheckpointStore(copy).steps()
+    os.rename(copy / "checkpoints" / str(old), copy / "checkpoints" / "7")
+    assert source.refresh()
+    assert source.world.step == 7
+    assert not source.refresh()
 
 
-def test_before_the_first_checkpoint_there_is_truth_alone(folder, tmp_path):
+def test_before_the_first_checkpoint_there_is_truth_alone(small_run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    (tmp_path / "run" / "config.toml").write_bytes((small_run / "config.toml").read_bytes())
     source = RunSource(tmp_path / "run", steps=STEPS)
     recording = source.load(0)
     assert set(recording.layers) == {TRUTH}
@@ -145,7 +134,7 @@ def test_the_commands_of_the_page(synthetic_dataset, tmp_path, monkeypatch, caps
     assert len(lines) >= 4
 
 
-def test_mistakes_are_one_message(tmp_path, folder, capsys):
+def test_mistakes_are_one_message(tmp_path, small_run, capsys):
     def refused(*words: str) -> str:
         assert command(list(words)) == 2
         text = capsys.readouterr().err
@@ -153,8 +142,8 @@ def test_mistakes_are_one_message(tmp_path, folder, capsys):
         return text
 
     assert "neither the folder of a run" in refused("view", str(tmp_path))
-    assert "--episode" in refused("view", str(folder), "--port", "0", "--actions", "a.npy")
-    assert "should end in .rrd" in refused("export", str(folder), "--out", "it.html")
+    assert "--episode" in refused("view", str(small_run), "--port", "0", "--actions", "a.npy")
+    assert "should end in .rrd" in refused("export", str(small_run), "--out", "it.html")
 
 
 def test_the_verb_serves_until_it_is_told_to_stop(synthetic_dataset, tmp_path):

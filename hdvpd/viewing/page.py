@@ -185,7 +185,7 @@ class Page:
             pair = layers[TRUTH].rgb[time, view], layers[PREDICTION].rgb[time, view]
             self._images["error"].image = image_error(*pair)
         ssim = self.recording.ssim
-        self._score.value = "no truth" if ssim is None else f"{ssim[time, view]:.3f}"
+        self._score.value = "nothing to compare" if ssim is None else f"{ssim[time, view]:.3f}"
 
     def _render_novel(self, event: viser.GuiEvent) -> None:
         client = event.client

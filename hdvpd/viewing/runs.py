@@ -25,8 +25,9 @@ from hdvpd.viewing.editing import Edit
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Particles, Recording, bones
 from hdvpd.viewing.sources import AbstractSource, seen_particles
 from hdvpd.world.actions import read_actions
-from hdvpd.world.base import World, load
+from hdvpd.world.base import World
 from hdvpd.world.future import Future, RenderCloud
+from hdvpd.world.loading import load
 
 
 class RunSource(AbstractSource):
