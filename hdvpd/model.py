@@ -1,5 +1,7 @@
 """HD-VPD: encoder, dynamics and renderer together; the only module that knows all three."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,13 +9,20 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.rollout import rollout
-from hdvpd.encoders.particles import subsample, visible_points, white_targets
+from hdvpd.encoders.particles import (
+    color_features,
+    subsample,
+    visible_depth,
+    visible_points,
+    white_targets,
+)
 from hdvpd.encoders.unet import UNet
 from hdvpd.geometry import rays_through
 from hdvpd.render.renderer import Renderer
 from hdvpd.types import (
     Array,
     Batch,
+    Bool,
     Camera,
     Float,
     Int,
@@ -33,11 +42,13 @@ class Model(nnx.Module):
 
     def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
         model = config.model
-        self.unet = UNet(model.unet_channels, model.feature_dim, rngs=rngs)
+        learned = model.feature_dim - 3 * model.colors
+        self.unet = UNet(model.unet_channels, learned, rngs=rngs)
         self.dynamics: AbstractDynamics = model.dynamics.make(model, scene, rngs=rngs)
         self.renderer = Renderer(
             config.render,
             model.feature_dim,
+            colors=model.colors,
             knn_backend=model.knn,
             kernels=model.kernels,
             rngs=rngs,
@@ -57,14 +68,19 @@ class Model(nnx.Module):
           key: draws the subsample.
         """
         with jax.named_scope("encode"):
+            model = self.config.model
             features = self.unet(jnp.asarray(frames.rgb, jnp.float32) / 127.5 - 1.0)
+            if model.colors:
+                colors = color_features(jnp.asarray(frames.rgb, jnp.float32) / 255.0)
+                features = jnp.concatenate([colors, features], axis=-1)
             points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
             return subsample(
                 points.reshape(-1, 3),
                 features.reshape(-1, features.shape[-1]),
                 valid.reshape(-1),
-                self.config.model.num_particles,
+                model.num_particles,
                 key,
+                even=model.even,
             )
 
     def rollout(
@@ -103,54 +119,107 @@ class Model(nnx.Module):
         batch: Batch,
         key: PRNGKey,
         *,
-        moving_ray_weight: float | None = None,
+        scored: bool = False,
         first_window: int | Int[Array, ""] = 0,
-    ) -> Float[Array, "s"]:
-        """Return the ray loss of every predicted step of a batch (docs/equations.md, Training).
+    ) -> Float[Array, "i"]:
+        """Return the ray loss of every image of a batch (docs/equations.md, Training).
 
         Args:
           batch: windows.
           key: draws particles, rays and samples along them.
-          moving_ray_weight: as in `TrainConfig`; None takes that of the training.
+          scored: of the predicted colours only, with uniform rays, so that models trained with
+            other losses can be compared.
           first_window: place of the first window in a larger batch of which this is a part. What a
             window draws is a function of the key and its place, so that a batch may be computed in
             parts, on one device or several, with the same draws.
+
+        Returns:
+          One number per predicted step; then, with `train.reconstruct`, that of the last observed
+          frame, rendered from its own particles.
         """
         size = batch.start.shape[0]
+        train = self.config.train
+        reconstruct = train.reconstruct and not scored
         places = first_window + jnp.arange(size)
         encode_keys, ray_keys, sample_keys, rollout_keys = (
             jax.vmap(jax.random.fold_in, (None, 0))(kind, places)
             for kind in jax.random.split(key, 4)
         )
 
-        def predict(
-            frames: RgbdFrames, robot: RobotPoints, encode_key: PRNGKey, rollout_key: PRNGKey
-        ) -> ParticleCloud:
-            observed = jax.tree.map(lambda x: x[:2], frames)
-            clouds = jax.vmap(self.encode)(observed, jax.random.split(encode_key))
-            previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
-            return self.rollout(previous, current, robot, rollout_key)
-
+        predict = functools.partial(self._predict, reconstruct=reconstruct)
         clouds = jax.vmap(predict)(batch.frames, batch.robot, encode_keys, rollout_keys)
-        future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
-        last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
-        train = self.config.train
-        rays, target = sample_rays(
-            future,
-            self.white_targets(future),
-            self.white_targets(last_observed),
-            train.num_rays,
-            train.moving_ray_weight if moving_ray_weight is None else moving_ray_weight,
-            ray_keys,
+        last_observed = self.white_targets(jax.tree.map(lambda x: x[:, 1:2], batch.frames))
+        # Predicted frames, then the last observed one.
+        order = (slice(2, None), slice(1, 2))[: 1 + reconstruct]
+        frames, robot = jax.tree.map(
+            lambda x: jnp.concatenate([x[:, part] for part in order], axis=1),
+            (batch.frames, batch.robot),
         )
-        steps = target.shape[1]
+        depth_m = visible_depth(frames.depth_m, frames.camera, *self._visible)
+        rays, target = sample_rays(
+            frames,
+            jnp.concatenate([self.white_targets(frames), depth_m[..., None]], axis=-1),
+            last_observed,
+            train.num_rays,
+            1.0 if scored else train.moving_ray_weight,
+            ray_keys,
+            near=None if scored else self._near_robot(frames, robot),
+        )
+        rendering = self._render_images(clouds, rays, sample_keys)
+        loss = ray_l2(rendering.rgb, target[..., :3])
+        if train.depth_weight and not scored:
+            loss += train.depth_weight * ray_depth_l1(rendering.depth_m, target[..., 3])
+        return loss
+
+    def _render_images(
+        self, clouds: ParticleCloud, rays: Rays, keys: Key[JaxArray, "b"]
+    ) -> Rendering:
+        """Render rays, axes (b i r), of clouds, axes (b i), with one key per window."""
+        size, images = rays.z_scale.shape[:2]
+        keys = jax.vmap(lambda key: jax.random.split(key, images))(keys)
         with jax.named_scope("render"):
             clouds, rays = jax.tree.map(
-                lambda x: x.reshape(size * steps, *x.shape[2:]), (clouds, rays)
+                lambda x: x.reshape(size * images, *x.shape[2:]), (clouds, rays)
             )
-            keys = jax.vmap(lambda window: jax.random.split(window, steps))(sample_keys)
             rendering = self.renderer(clouds, rays, keys.reshape(-1))
-        return ray_l2(rendering.rgb.reshape(target.shape), target)
+        return jax.tree.map(lambda x: x.reshape(size, images, *x.shape[1:]), rendering)
+
+    def _predict(
+        self,
+        frames: RgbdFrames,
+        robot: RobotPoints,
+        encode_key: PRNGKey,
+        rollout_key: PRNGKey,
+        *,
+        reconstruct: bool,
+    ) -> ParticleCloud:
+        """Return the predicted clouds of one window, then, on demand, the last observed one."""
+        observed = jax.tree.map(lambda x: x[:2], frames)
+        clouds = jax.vmap(self.encode)(observed, jax.random.split(encode_key))
+        previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
+        clouds = self.rollout(previous, current, robot, rollout_key)
+        if not reconstruct:
+            return clouds
+        return jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), clouds, current)
+
+    def _near_robot(
+        self, frames: RgbdFrames, robot: RobotPoints
+    ) -> Bool[Array, "b s v h w"] | None:
+        """Find the pixels within `train.near_ray_distance` of a kinematic point of their frame."""
+        distance_m = self.config.train.near_ray_distance
+        if not distance_m:
+            return None
+        # Every fourth: neighbours are a few centimetres apart.
+        points = robot.positions[:, :, ::4]
+        seen, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
+
+        def closer(nearest: Array, point: Array) -> tuple[Array, None]:
+            apart = jnp.sum((seen - point[:, :, None, None, None]) ** 2, axis=-1)
+            return jnp.minimum(nearest, apart), None
+
+        start = jnp.full(valid.shape, jnp.inf)
+        nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(points, 2, 0))
+        return valid & (nearest < distance_m**2)
 
 
 # A pixel counts as moving if a channel changed by more than this since the last observed frame.
@@ -159,27 +228,31 @@ _MOVING_THRESHOLD = 0.1
 
 def sample_rays(
     frames: RgbdFrames,
-    target: Float[Array, "b s v h w 3"],
+    target: Float[Array, "b s v h w c"],
     last_observed: Float[Array, "b 1 v h w 3"],
     num_rays: int,
     moving_ray_weight: float,
     keys: Key[JaxArray, "b"],
-) -> tuple[Rays, Float[Array, "b s r 3"]]:
+    near: Bool[Array, "b s v h w"] | None = None,
+) -> tuple[Rays, Float[Array, "b s r c"]]:
     """Draw pixels over all views, independently per window and step.
 
     Args:
-      frames: predicted frames, axes (b s v); only cameras are read.
-      target: whitened colours of the predicted frames.
+      frames: axes (b s v); only cameras are read.
+      target: whitened colours of the same frames, and whatever else rays should see.
       last_observed: whitened colours of the last observed frame.
       num_rays: per window and step.
       moving_ray_weight: how much likelier a moving pixel is drawn than another (1: uniform).
       keys: each draws the pixels of a window.
+      near: pixels that are drawn as often as moving ones.
 
     Returns:
-      Rays with axes (b s r) and the colours they should see.
+      Rays with axes (b s r) and what they should see.
     """
     *batch, _views, height, width, _ = target.shape
-    moving = (jnp.abs(target - last_observed) > _MOVING_THRESHOLD).any(-1)
+    moving = (jnp.abs(target[..., :3] - last_observed) > _MOVING_THRESHOLD).any(-1)
+    if near is not None:
+        moving |= near
     weights = jnp.where(moving.reshape(*batch, -1), moving_ray_weight, 1.0)
     drawn = jax.vmap(lambda w, key: _draw(w, num_rays, key))(weights, keys)
     view, pixel = drawn // (height * width), drawn % (height * width)
@@ -197,7 +270,7 @@ def sample_rays(
         directions=rays.directions[..., 0, :],
         z_scale=rays.z_scale[..., 0],
     )
-    flat = target.reshape(*batch, -1, 3)
+    flat = target.reshape(*batch, -1, target.shape[-1])
     return rays, jnp.take_along_axis(flat, drawn[..., None], axis=2)
 
 
@@ -263,3 +336,13 @@ def ray_l2(
 ) -> Float[Array, "s"]:
     """Return the squared colour error per predicted step, averaged over batch, rays and RGB."""
     return jnp.mean((predicted - target) ** 2, axis=(0, 2, 3))
+
+
+def ray_depth_l1(
+    predicted_m: Float[Array, "b s r"], target_m: Float[Array, "b s r"]
+) -> Float[Array, "s"]:
+    """Return the absolute error of planar depth [m] per image, averaged over batch and rays.
+
+    Rays without a target, which is 0 then, count as right.
+    """
+    return jnp.mean(jnp.where(target_m > 0, jnp.abs(predicted_m - target_m), 0.0), axis=(0, 2))

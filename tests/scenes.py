@@ -67,10 +67,8 @@ class TinyModel(Model):
         self.map = nnx.Linear(2, 3, rngs=rngs)
         self.horizon = config.train.horizon
 
-    def loss(
-        self, batch: Batch, key: jax.Array, moving_ray_weight: float | None = None
-    ) -> jax.Array:
-        del moving_ray_weight
+    def loss(self, batch: Batch, key: jax.Array, *, scored: bool = False) -> jax.Array:
+        del scored
         depth_m = batch.frames.depth_m[:, 2:]
         seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
         colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255

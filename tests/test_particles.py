@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.encoders.particles import subsample, visible_points, white_targets
+from hdvpd.encoders.particles import color_features, subsample, visible_points, white_targets
 from hdvpd.geometry import unproject
 from hdvpd.types import Camera
 
@@ -153,3 +153,41 @@ def test_gradient_reaches_chosen_points_only(key):
     expected[np.asarray(chosen).astype(int)] = 1
     np.testing.assert_array_equal(grads[0], np.repeat(expected[:, None], 3, 1))
     np.testing.assert_array_equal(grads[1], expected[:, None])
+
+
+def test_even_particles_leave_no_holes_and_keep_their_features(key):
+    """On a square of points, no cell of three particles' share stays empty."""
+    line = np.arange(32) / 32
+    points = np.stack([*np.meshgrid(line, line), np.zeros((32, 32))], -1).reshape(-1, 3)
+    points = points.astype(np.float32)
+    features = np.arange(1024, dtype=np.float32)[:, None]
+    valid = np.ones(1024, bool)
+    counts = {}
+    draw_of = jax.jit(subsample, static_argnums=3, static_argnames="even")
+    for even, own_key in zip((False, True), jax.random.split(key), strict=True):
+        cloud = draw_of(points, features, valid, 192, own_key, even=even)
+        chosen = np.asarray(cloud.features)[:, 0].astype(int)
+        np.testing.assert_array_equal(cloud.positions, points[chosen])
+        assert len(set(chosen)) == 192
+        cells = (points[chosen, :2] * 8).astype(int)
+        counts[even] = np.bincount(cells[:, 0] * 8 + cells[:, 1], minlength=64)
+    # 16 points and 3 particles per cell of the Z order.
+    np.testing.assert_array_equal(counts[True], 3)
+    assert counts[False].min() < 2
+
+
+def test_even_particles_of_few_points_are_all_of_them(key):
+    points, features, valid = make_points(60, 15)
+    cloud = jax.jit(subsample, static_argnums=3, static_argnames="even")(
+        points, features, valid, 24, key, even=True
+    )
+    mask = np.asarray(cloud.mask)
+    chosen = np.asarray(cloud.features)[mask, 0].astype(int)
+    assert sorted(chosen) == np.flatnonzero(valid).tolist()
+    assert (np.asarray(cloud.positions)[~mask] == 0).all()
+
+
+def test_color_features_are_logits_of_colours():
+    rgb = np.linspace(0, 1, 11, dtype=np.float32)[:, None].repeat(3, 1)
+    seen = jax.nn.sigmoid(jax.jit(color_features)(rgb))
+    np.testing.assert_allclose(seen, np.clip(rgb, 0.02, 0.98), atol=1e-6)

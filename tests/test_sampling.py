@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from hdvpd.layers.sampling import uniform_fraction, uniform_subset
+from hdvpd.layers.sampling import systematic_subset, uniform_fraction, uniform_subset
 
 subset = jax.jit(uniform_subset, static_argnums=1)
 fraction = jax.jit(uniform_fraction, static_argnums=1)
+systematic = jax.jit(systematic_subset, static_argnums=2)
 
 
 @pytest.mark.parametrize("num_real", [40, 8, 3, 0])
@@ -47,3 +48,47 @@ def test_every_element_is_drawn_equally_often():
     # Binomial frequency of 6 in 24; five standard errors.
     error = np.sqrt(0.25 * 0.75 / seeds)
     np.testing.assert_allclose(counts[:24] / seeds, 0.25, atol=5 * error)
+
+
+def shuffled_order(num_real, size):
+    """An order of elements with the real ones first, and which these are."""
+    order = np.random.default_rng(0).permutation(size)
+    mask = np.zeros(size, bool)
+    mask[order[:num_real]] = True
+    return order, mask
+
+
+@pytest.mark.parametrize("num_real", [40, 24, 9, 8, 3, 0])
+def test_systematic_draws_take_one_of_every_stretch(num_real):
+    order, mask = shuffled_order(num_real, 40)
+    for key in jax.random.split(jax.random.key(0), 20):
+        indices, drawn = systematic(order, mask, 8, key)
+        rank = np.argsort(order)[np.asarray(indices)[np.asarray(drawn)]]
+        assert len(rank) == min(8, num_real)
+        assert (rank < num_real).all()
+        assert (np.diff(rank) > 0).all()
+        if num_real > 8:  # equal stretches, up to whole ranks
+            assert np.abs(rank - (np.arange(8) + 0.5) * num_real / 8).max() <= num_real / 16 + 1
+
+
+def test_systematic_draws_are_equally_likely():
+    seeds = 4000
+    order, mask = shuffled_order(21, 30)
+    draw = jax.jit(jax.vmap(lambda key: systematic_subset(order, mask, 8, key)))
+    indices, drawn = map(np.asarray, draw(jax.random.split(jax.random.key(1), seeds)))
+    counts = np.bincount(indices[drawn], minlength=30)
+    assert (counts[~mask] == 0).all()
+    # Binomial frequency of 8 in 21; five standard errors.
+    share = 8 / 21
+    error = np.sqrt(share * (1 - share) / seeds)
+    np.testing.assert_allclose(counts[mask] / seeds, share, atol=5 * error)
+
+
+def test_systematic_draws_of_many_elements_are_exact():
+    size, num_real = 40_000, 60_001
+    indices, drawn = systematic(np.arange(70_000), np.arange(70_000) < num_real, size,
+                                jax.random.key(3))  # fmt: skip
+    rank = np.asarray(indices)
+    assert np.asarray(drawn).all()
+    assert (np.diff(rank) > 0).all()
+    assert np.abs(rank - np.arange(size) * num_real / size).max() <= 3

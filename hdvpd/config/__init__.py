@@ -111,6 +111,16 @@ class ModelConfig(Settings):
     carry: bool = False
     """Particles know the motion of the robot's skeleton at their place and can go along with it;
     learned much sooner than from attention alone (not in the papers)."""
+    contact: bool = False
+    """Particles know the offsets to their nearest kinematic points and whether standing still or
+    the robot explains the last step, and can go along with a robot up to 25 cm away (not in the
+    papers)."""
+    colors: bool = False
+    """The first three features are the pixel's colour, and the renderer's colour is relative to
+    theirs (not in the papers, whose features are all the U-Net's)."""
+    even: bool = False
+    """Draw particles at even distances along the Z order, instead of independently (not in the
+    papers)."""
     max_displacement: Positive = 0.25
     """Bound of the position change per step and coordinate [m] (paper)."""
     knn: Literal["auto", "kdtree", "xla", "open3d", "keops"] = "auto"
@@ -121,6 +131,12 @@ class ModelConfig(Settings):
 
     def check(self) -> None:
         """Let the parts refuse what does not fit the sizes here."""
+        require(
+            not self.colors or self.feature_dim > 3,
+            "feature_dim",
+            self.feature_dim,
+            "with model.colors, three are the colour and the others are learned: use 4 or more",
+        )
         check_parts(self, self)
 
 
@@ -154,6 +170,11 @@ class RenderConfig(Settings):
     """Hidden layers of the NeRF MLP."""
     density_scale: float = 100.0
     """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1."""
+    surface_thickness: PositiveOrZero = 0.0
+    """If above 0, density fades within this of the surface on which the neighbours lie [m], instead
+    of with the widest kernel's weight (not in the papers)."""
+    surface_bandwidth: Positive = 0.01
+    """Of the weights of the neighbours that span the surface [m]; about the particles' spacing."""
     cutoff: Positive = 0.15
     """Samples farther than this from every particle are empty [m]."""
     chunk_rays: Annotated[Count, Free("resume")] = 2048
@@ -204,6 +225,14 @@ class TrainConfig(Settings):
     ] = 0.0
     """Share of the windows drawn from those in which an object moves, by the truth where the data
     set has it, else by image change away from the robot; the rest is drawn from all windows."""
+    reconstruct: bool = False
+    """Also render the last observed frame from its own particles, as one image more of the loss
+    (not in the papers)."""
+    depth_weight: PositiveOrZero = 0.0
+    """Of the absolute error of rendered depth [m] in the loss; 0 for RGB alone (paper)."""
+    near_ray_distance: PositiveOrZero = 0.0
+    """Rays also prefer pixels within this of a kinematic point [m], moving or not; 0 does not look
+    at the robot (default for the paper)."""
     schedule: Literal["piecewise", "cosine"] = "piecewise"
     """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
     learning_rates: Annotated[

@@ -6,6 +6,7 @@ from flax import nnx
 
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
+from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.layers import LayerNorm, Linear, normal
 from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
@@ -16,42 +17,54 @@ _MOTION_SCALE_M = 0.05
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _CARRY_BANDWIDTH_M = 0.05
 _CARRY_REACH_M = 0.12
+# An object that is pushed goes along as a whole, also where it is far from the hand.
+_PUSH_REACH_M = 0.25
 
 
 def carry_weights(
-    positions: Float[Array, "n 3"], points: Float[Array, "p 3"]
+    positions: Float[Array, "n 3"], points: Float[Array, "p 3"], reach_m: float = _CARRY_REACH_M
 ) -> Float[Array, "n p"]:
     """Say how much each kinematic point of the robot could carry each particle.
 
     Args:
       positions: particles [m].
       points: kinematic points of the same time step [m].
+      reach_m: where to let go [m].
 
     Returns:
-      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / 12 cm)^4),
-      which is flat on the robot's surface and lets go of everything else.
+      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / reach)^4), which
+      with a reach of 12 cm is flat on the robot's surface and lets go of everything else.
     """
     squared = jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
     nearest = squared.min(axis=1, keepdims=True)
-    reach = jnp.exp(-((nearest / _CARRY_REACH_M**2) ** 2))
+    reach = jnp.exp(-((nearest / reach_m**2) ** 2))
     # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
     # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
     return jax.nn.softmax((nearest - squared) / _CARRY_BANDWIDTH_M**2, axis=1) * reach
 
 
-def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Float[Array, "n 4"]:
+def carried_motion(
+    cloud: ParticleCloud,
+    robot: RobotPoints,
+    slice_: int,
+    *,
+    until: int = 2,
+    reach_m: float = _CARRY_REACH_M,
+) -> Float[Array, "n 4"]:
     """Return where the skeleton at each particle's place goes until t, and its reach [m].
 
     Args:
       cloud: particles of slice 0 (t - 2) or 1 (t - 1).
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       slice_: which of the two.
+      until: another slice instead of t, 2.
+      reach_m: see `carry_weights`.
 
     Returns:
       The displacement [m], and the weights' sum times 5 cm, so that both are of one scale.
     """
-    weights = carry_weights(cloud.positions, robot.positions[slice_])
-    motion = weights @ (robot.positions[-1] - robot.positions[slice_])
+    weights = carry_weights(cloud.positions, robot.positions[slice_], reach_m)
+    motion = weights @ (robot.positions[until] - robot.positions[slice_])
     return jnp.concatenate([motion, _MOTION_SCALE_M * weights.sum(1, keepdims=True)], axis=1)
 
 
@@ -67,7 +80,7 @@ class Tokens(nnx.Module):
 
     Order: particles of t - 2, particles of t - 1, kinematic points of t - 2, t - 1 and t. With
     `model.carry`, beyond the papers, a particle's token also holds the motion until t of the
-    skeleton at its place.
+    skeleton at its place; with `model.contact` what `ContactTokens` says.
     """
 
     def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
@@ -75,6 +88,11 @@ class Tokens(nnx.Module):
         self.particle = Linear(config.feature_dim, dim, rngs=rngs)
         self.point = Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
         self.carried = Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
+        self.contact = (
+            ContactTokens(dim, config.feature_dim, _POINT_EMBEDDING_DIM, rngs=rngs)
+            if config.contact
+            else None
+        )
         self.num_frequencies = config.position_frequencies
         size = 3 + 6 * self.num_frequencies
         embed = config.position_embedding
@@ -100,6 +118,13 @@ class Tokens(nnx.Module):
                 for slice_, cloud in enumerate((previous, current))
             ]
             scene += self.carried(jnp.concatenate(motion) / _MOTION_SCALE_M)
+        if self.contact is not None:
+            clouds = previous, current
+            between = [
+                carried_motion(cloud, robot, slice_, until=1 - slice_)[:, :3]
+                for slice_, cloud in enumerate(clouds)
+            ]
+            scene += self.contact(clouds, robot, between, self.point_embedding[...])
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
         skeleton = self.point(self._point_features(robot))
         skeleton += jnp.repeat(time, num_points, axis=0) + kind[1][None]
@@ -130,7 +155,7 @@ class ReadOut(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim = config.latent_dim
         self.norm = LayerNorm(dim, rngs=rngs)
-        self.mlp = Mlp(dim, dim, 3 + config.feature_dim + config.carry, rngs=rngs)
+        self.mlp = Mlp(dim, dim, 3 + config.feature_dim + config.carry + config.contact, rngs=rngs)
         # Zero last layer: the untrained model copies the last state.
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
         self.config = config
@@ -147,6 +172,9 @@ class ReadOut(nnx.Module):
             # The last output says how far a particle goes along with the skeleton at its place:
             # a gate is learned much sooner than the motion itself (docs/lab-book.md).
             moved += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3] / bound
+        if self.config.contact:
+            pushed = carried_motion(current, robot, 1, reach_m=_PUSH_REACH_M)[:, :3]
+            moved += raw[:, 3 + self.config.feature_dim, None] * pushed / bound
         return Change(
             displacement=bound * jnp.tanh(moved),
             features=raw[:, 3 : 3 + self.config.feature_dim],

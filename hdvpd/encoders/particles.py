@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from hdvpd.geometry import unproject, z_order
-from hdvpd.layers.sampling import uniform_subset
+from hdvpd.layers.sampling import systematic_subset, uniform_subset
 from hdvpd.types import Array, Bool, Camera, Float, ParticleCloud, PRNGKey
 
 
@@ -62,21 +62,71 @@ def white_targets(
     return jnp.where(visible[..., None], rgb, 1.0)
 
 
+def visible_depth(
+    depth_m: Float[Array, "*batch h w"],
+    camera: Camera,
+    workspace_min: tuple[float, float, float],
+    workspace_max: tuple[float, float, float],
+    far: float,
+) -> Float[Array, "*batch h w"]:
+    """Return the planar depth [m] of the pixels that become particles, and 0 of the others.
+
+    Args:
+      depth_m: see `visible_points`, as everything else.
+      camera: cameras of the images.
+      workspace_min: lower corner of the box [m].
+      workspace_max: upper corner of the box [m].
+      far: end of the rays [m].
+    """
+    _, visible = visible_points(depth_m, camera, workspace_min, workspace_max, far)
+    return jnp.where(visible, depth_m, 0.0)
+
+
+# Black and white have infinite logits.
+_COLOR_MARGIN = 0.02
+
+
+def color_features(rgb: Float[Array, "*batch 3"]) -> Float[Array, "*batch 3"]:
+    """Return the logits of colours in [0, 1], of those within .02 of black and white the bounds'.
+
+    The renderer's sigmoid turns them into the colours again.
+    """
+    rgb = jnp.clip(rgb, _COLOR_MARGIN, 1.0 - _COLOR_MARGIN)
+    return jnp.log(rgb) - jnp.log1p(-rgb)
+
+
 def subsample(
     points: Float[Array, "a 3"],
     features: Float[Array, "a c"],
     valid: Bool[Array, "a"],
     num_particles: int,
     key: PRNGKey,
+    *,
+    even: bool = False,
 ) -> ParticleCloud:
-    """Draw exactly num_particles valid points uniformly, without replacement.
+    """Draw exactly num_particles valid points, each with the same probability, and none twice.
 
     With fewer valid points all are kept and the rest is padding: position 0, features 0, mask
     False. Particles are in Z order: layers that gather neighbours then find them in the cache.
+
+    Args:
+      points: [m].
+      features: of the points.
+      valid: which of them may be drawn.
+      num_particles: to draw.
+      key: draws.
+      even: draw systematically along the Z order, one point from each of num_particles stretches
+        of equal length, so that there are no holes; otherwise independently.
+
+    Returns:
+      The particles.
     """
-    chosen, mask = uniform_subset(valid, num_particles, key)
-    order = z_order(points[chosen], mask)
-    chosen, mask = chosen[order], mask[order]
+    if even:
+        chosen, mask = systematic_subset(z_order(points, valid), valid, num_particles, key)
+    else:
+        chosen, mask = uniform_subset(valid, num_particles, key)
+        order = z_order(points[chosen], mask)
+        chosen, mask = chosen[order], mask[order]
     return ParticleCloud(
         positions=jnp.where(mask[:, None], points[chosen], 0.0),
         features=jnp.where(mask[:, None], features[chosen], 0.0),

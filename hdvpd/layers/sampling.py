@@ -32,6 +32,34 @@ def uniform_subset(
     return jnp.pad(chosen, padding), jnp.pad(score >= 0, padding)
 
 
+def systematic_subset(
+    order: Int[Array, "a"], mask: Bool[Array, "a"], size: int, key: PRNGKey
+) -> tuple[Int[Array, "u"], Bool[Array, "u"]]:
+    """Draw up to `size` of the marked elements at equal distances along an order.
+
+    Systematic sampling: with m marked elements, those whose ranks are the whole parts of
+    (i + u) m / size, u uniform in [0, 1). Each is drawn with probability size / m, and none twice.
+
+    Args:
+      order: the elements, marked ones first.
+      mask: elements that may be drawn.
+      size: slots of the result.
+      key: draws u.
+
+    Returns:
+      As `uniform_subset`, but in the given order.
+    """
+    marked = mask.sum()
+    slots, start = jnp.arange(size), jax.random.uniform(key)
+    # Whole numbers apart: float32 has too few digits for i m beyond 2^24. Rounding may still reach
+    # the end, and may not pass it.
+    stride, rest = marked // size, marked % size
+    further = jnp.floor(start * stride + (slots + start) * (rest / size)).astype(jnp.int32)
+    rank = slots * stride + jnp.minimum(further, jnp.maximum(stride + rest - 1, 0))
+    rank = jnp.where(marked >= size, rank, slots)
+    return jnp.asarray(order)[jnp.clip(rank, 0, mask.shape[0] - 1)], slots < marked
+
+
 def uniform_fraction(
     mask: Bool[Array, "a"], fraction: float, key: PRNGKey
 ) -> tuple[Int[Array, "u"], Bool[Array, "u"]]:

@@ -21,6 +21,7 @@ from hdvpd.layers import LayerNorm, Linear
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import proposal_density, propose, stratified
+from hdvpd.render.surface import surface_gate
 from hdvpd.types import (
     Array,
     Bool,
@@ -58,13 +59,21 @@ class NerfMlp(nnx.Module):
         self.out = Linear(widths[-1], 4, rngs=rngs)
         self.density_scale = config.density_scale
 
-    def __call__(self, x: Float[JaxArray, "q d"]) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
-        """Return colour in [0, 1] and density per metre."""
+    def __call__(
+        self, x: Float[JaxArray, "q d"], colors: Float[Array, "q 3"] | None = None
+    ) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+        """Return colour in [0, 1] and density per metre.
+
+        Args:
+          x: interpolated features.
+          colors: logits that are added to the colour's; None adds nothing.
+        """
         for layer in self.hidden:
             x = jax.nn.gelu(layer(x))
         raw = self.out(self.norm(x))
         density = self.density_scale * jax.nn.softplus(raw[:, 3])
-        return jax.nn.sigmoid(raw[:, :3]), density
+        logits = raw[:, :3] if colors is None else raw[:, :3] + colors
+        return jax.nn.sigmoid(logits), density
 
 
 class Renderer(nnx.Module):
@@ -75,12 +84,14 @@ class Renderer(nnx.Module):
         config: RenderConfig,
         feature_dim: int,
         *,
+        colors: bool = False,
         knn_backend: Backend,
         kernels: Kernels,
         rngs: nnx.Rngs,
     ):
         self.mlp = NerfMlp(len(config.radii) * (feature_dim + 1), config, rngs=rngs)
         self.config = config
+        self.colors = colors
         self.knn_backend: Backend = knn_backend
         self.kernels: Kernels = kernels
 
@@ -192,10 +203,18 @@ class Renderer(nnx.Module):
                 positions, features, queries, indices, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
-            rgb, density = self.mlp(jnp.asarray(annular_features(sums)))
-            # Fading with the widest kernel's weight keeps density continuous at the cutoff and
-            # tells positions where density should be; it also learns faster (docs/lab-book.md).
-            density *= jnp.minimum(sums[:, widest, -1], 1.0)
+            features_seen = jnp.asarray(annular_features(sums))
+            colors = features_seen[:, :3] if self.colors else None
+            rgb, density = self.mlp(features_seen, colors)
+            # Fading keeps density continuous at the cutoff and tells positions where density
+            # should be; it also learns faster (docs/lab-book.md).
+            if config.surface_thickness:
+                density *= surface_gate(
+                    positions, queries, indices, found,
+                    config.surface_bandwidth, config.surface_thickness,
+                )  # fmt: skip
+            else:
+                density *= jnp.minimum(sums[:, widest, -1], 1.0)
             return jnp.concatenate([rgb, density[:, None]], axis=-1)
 
         def body(_: None, inputs: tuple[Any, ...]) -> tuple[None, Float[Array, "q 4"]]:

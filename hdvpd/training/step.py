@@ -123,7 +123,9 @@ def make_train_step(
             "nonfinite": skipped,
             "nonfinite_in_row": new_state.nonfinite_in_row,
         }
-        metrics |= {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
+        metrics |= {f"loss_step_{s}": per_step[s] for s in range(config.train.horizon)}
+        if config.train.reconstruct:
+            metrics["loss_reconstruction"] = per_step[-1]
         return layout.constrain_state(new_state), metrics
 
     return jax.jit(train_step, donate_argnums=0)
@@ -138,7 +140,7 @@ def make_validate(graphdef: nnx.GraphDef) -> Callable[[Params, Batch, jax.Array]
 
     def validate(params: Params, batch: Batch, key: jax.Array) -> Metrics:
         model = merge_model(graphdef, params)
-        per_step = jnp.asarray(model.loss(batch, key, moving_ray_weight=1.0))
+        per_step = jnp.asarray(model.loss(batch, key, scored=True))
         metrics = {"loss": jnp.mean(per_step)}
         return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
 

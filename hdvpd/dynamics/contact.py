@@ -1,0 +1,123 @@
+"""What a particle knows of touching: which kinematic points are near, and what moved it last.
+
+Beyond the papers (`model.contact`), whose particles learn both from attention alone.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hdvpd.dynamics.mlp import Mlp
+from hdvpd.geometry import safe_norm
+from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.layers import Linear
+from hdvpd.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
+
+NUM_POINTS = 4
+"""Kinematic points that a particle looks at."""
+_SCALE_M = 0.05
+_HIDDEN = 32
+
+
+def explanations(
+    cloud: ParticleCloud,
+    other: ParticleCloud,
+    carried_m: Float[Array, "n 3"],
+    backend: Backend = "auto",
+) -> Float[Array, "n e"]:
+    """Compare two explanations of where particles were, or will be, at another time.
+
+    A particle that stood still has a particle like itself at its place in the other cloud; one
+    that went along with the robot has it where the skeleton took it. No correspondence between
+    the clouds is assumed.
+
+    Args:
+      cloud: particles.
+      other: the cloud of the other time.
+      carried_m: displacement of the skeleton at each particle's place until the other time [m].
+      backend: of the neighbour search.
+
+    Returns:
+      For either explanation the distance to the nearest particle of the other cloud, in units of
+      5 cm and at most 1, and how much its features differ, each at most by 1; then the skeleton's
+      displacement in 5 cm. Without gradient.
+    """
+    cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
+    columns = []
+    for places in (cloud.positions, cloud.positions + carried_m):
+        near = knn(places, other.positions, 1, mask=other.mask, backend=backend)
+        difference = jnp.abs(other.features[near.indices[:, 0]] - cloud.features)
+        columns += [jnp.minimum(near.distances / _SCALE_M, 1.0), jnp.tanh(difference)]
+    return jnp.concatenate([*columns, carried_m / _SCALE_M], axis=-1)
+
+
+class PointEdges(nnx.Module):
+    """What the nearest kinematic points say to a particle: a softmax-weighted sum over edges."""
+
+    def __init__(self, dim: int, identity_dim: int, *, rngs: nnx.Rngs):
+        self.edge = Linear(identity_dim + 8, _HIDDEN, rngs=rngs)
+        self.score = Linear(_HIDDEN, 1, use_bias=False, rngs=rngs)
+        self.out = Linear(_HIDDEN, dim, use_bias=False, rngs=rngs)
+
+    def __call__(
+        self,
+        cloud: ParticleCloud,
+        robot: RobotPoints,
+        slice_: int,
+        identity: Float[JaxArray, "p i"],
+        backend: Backend = "auto",
+    ) -> Float[JaxArray, "n d"]:
+        """Return one vector per particle.
+
+        Args:
+          cloud: particles of slice 0 (t - 2) or 1 (t - 1).
+          robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+          slice_: which of the two.
+          identity: embedding of the kinematic points.
+          backend: of the neighbour search.
+        """
+        points = robot.positions[slice_]
+        count = min(NUM_POINTS, points.shape[0])
+        near = knn(cloud.positions, points, count, backend=backend).indices
+        motion = (robot.positions[-1] - points) / _SCALE_M
+        about = jnp.concatenate([identity, robot.gripper[slice_, :, None], motion], axis=-1)[near]
+        offset = (points[near] - cloud.positions[:, None]) / _SCALE_M
+        edges = jnp.concatenate([about, offset, safe_norm(offset)[..., None]], axis=-1)
+        # Offsets grow without bound far from the robot, where they say nothing.
+        hidden = jax.nn.gelu(self.edge(edges / (1.0 + safe_norm(offset)[..., None] / 4.0)))
+        weights = jax.nn.softmax(self.score(hidden), axis=1)
+        return self.out(jnp.sum(weights * hidden, axis=1))
+
+
+class ContactTokens(nnx.Module):
+    """The part of a particle's token that is about touching."""
+
+    def __init__(self, dim: int, feature_dim: int, identity_dim: int, *, rngs: nnx.Rngs):
+        self.edges = PointEdges(dim, identity_dim, rngs=rngs)
+        self.history = Mlp(2 * (1 + feature_dim) + 3, _HIDDEN, dim, rngs=rngs)
+
+    def __call__(
+        self,
+        clouds: Sequence[ParticleCloud],
+        robot: RobotPoints,
+        carried_m: Sequence[Float[Array, "n 3"]],
+        identity: Float[JaxArray, "p i"],
+    ) -> Float[JaxArray, "u d"]:
+        """Return the parts of the particles at t - 2, then of those at t - 1.
+
+        Args:
+          clouds: at t - 2 and t - 1.
+          robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+          carried_m: displacement of the skeleton at the particles' places, for those at t - 2 until
+            t - 1 and the other way [m].
+          identity: embedding of the kinematic points.
+        """
+        parts = []
+        for slice_, cloud in enumerate(clouds):
+            told = explanations(cloud, clouds[1 - slice_], carried_m[slice_])
+            parts.append(
+                self.history(jnp.asarray(told)) + self.edges(cloud, robot, slice_, identity)
+            )
+        return jnp.concatenate(parts)
