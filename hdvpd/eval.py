@@ -28,6 +28,7 @@ from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion
 from hdvpd.evaluation.objects import all_windows, evaluate_motion, has_motion_truth
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
+from hdvpd.evaluation.pixel_tables import summarize_pixels
 from hdvpd.evaluation.results import (
     Evaluation,
     Run,
@@ -197,6 +198,7 @@ def evaluate(name: str, run: Run) -> Evaluation:
     }
     if has_motion_truth(run.dataset, [window.episode for window in run.windows]):
         settings["motion"] = score_motion_of(name, run, compile_model(run.model))
+    settings |= summarize_pixels(result.scores)
     return Evaluation(run, result, summarize(result.scores, settings))
 
 

@@ -25,6 +25,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.errors import UserError
 from hdvpd.evaluation import curves, episodes, metrics, rollouts
+from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import RunFolder
@@ -124,6 +125,21 @@ def test_before_training_the_prediction_is_the_static_render(summaries):
         )
         assert fresh["model"][metric] == fresh["shuffled_actions"][metric]
         assert fresh["model"][metric] == fresh["zero_actions"][metric]
+
+
+def test_measures_of_pixels_and_of_the_reconstruction_are_there(compared, summaries):
+    fresh = summaries["fresh"]
+    assert fresh["pixels"]["model"] == fresh["pixels"]["static_render"]
+    assert fresh["pixels"]["model"]["object_psnr"][0] > 0
+    assert 0 < fresh["reconstruction"]["ssim"]["mean"] < 1
+    assert fresh["reconstruction"]["depth_error_m"]["mean"] > 0
+    motion = fresh["motion"]
+    assert motion["model"]["object_error_m"] == motion["static_render"]["object_error_m"]
+    # Two held-out episodes of 5 frames, rolled out for 2 steps.
+    assert motion["windows"] == 4
+    for name in ("pixels.csv", "pixels.png", "motion.md", "motion.csv", "motion.png"):
+        assert (compared / name).stat().st_size > 100
+    assert "median depth error" in (compared / "metrics.md").read_text()
 
 
 def test_a_model_with_dynamics_differs_from_static_render_and_heeds_the_actions(summaries):
@@ -326,14 +342,20 @@ def test_an_episode_too_short_for_the_rollout_stops_the_evaluation():
 
 def test_episodes_are_averaged_over_their_windows():
     ones, nan = np.ones((2, 2, 3, 4)), np.full((2, 2, 3, 4), np.nan)
-    depth = np.zeros((2, 3, 2))
-    scored = {5: [(ones, depth), (3 * ones, depth + 1)], 7: [(nan, depth), (ones, depth)]}
+    depth, pixels, seen = np.zeros((2, 3, 2)), np.zeros((2, 2, 3, 5)), np.zeros((2, 5))
+
+    def window(images, by):
+        return WindowScores(images, pixels + by, depth + by, seen + by)
+
+    scored = {5: [window(ones, 0), window(3 * ones, 1)], 7: [window(nan, 0), window(ones, 0)]}
     predictors = ("model", "zero_actions")
     scores = episodes.collect_scores("demo", ("a", "b"), predictors, scored)
     assert scores.episodes == (5, 7)
     np.testing.assert_array_equal(scores.images[0], 2 * ones)
     np.testing.assert_array_equal(scores.images[1], ones)
-    np.testing.assert_array_equal(scores.depth[0], depth + 0.5)
+    for name in ("depth", "pixels", "reconstruction"):
+        np.testing.assert_array_equal(getattr(scores, name)[0], 0.5)
+        np.testing.assert_array_equal(getattr(scores, name)[1], 0.0)
 
 
 def failing(capsys, *words):

@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_self_contained_and_well_formed():
-    text = report.render_report([make_run()], b"PNG bytes")
+    text = report.render_report([make_run()], [b"PNG bytes"])
     page = Page(text)
     assert page.open == []
     assert len(page.sources) == 3
@@ -62,7 +62,7 @@ def test_the_page_is_self_contained_and_well_formed():
 
 
 def test_curve_and_videos_are_embedded_unchanged():
-    page = Page(report.render_report([make_run()], b"PNG bytes"))
+    page = Page(report.render_report([make_run()], [b"PNG bytes"]))
     found = [base64.b64decode(source.partition("base64,")[2]) for source in page.sources]
     assert found == [b"PNG bytes", b"nor a JPEG", b"not really an mp4"]
     assert page.sources[1].startswith("data:image/jpeg;")
@@ -70,7 +70,7 @@ def test_curve_and_videos_are_embedded_unchanged():
 
 def test_the_table_holds_every_predictors_means_and_intervals():
     summary = make_summary()
-    page = Page(report.render_report([make_run(summary=summary)], b""))
+    page = Page(report.render_report([make_run(summary=summary)], [b""]))
     for predictor in curves.PREDICTORS:
         entry = summary["average_over_steps"][predictor]["ssim"]
         assert f"{entry['mean']:.3f}" in page.cells
@@ -81,7 +81,7 @@ def test_the_table_holds_every_predictors_means_and_intervals():
 
 
 def test_configuration_and_settings_are_shown_escaped():
-    text = report.render_report([make_run()], b"")
+    text = report.render_report([make_run()], [b""])
     assert "a &lt;b&gt; &amp; c" in text
     page = Page(text)
     assert "path = 'a <b> & c'" in page.text
@@ -91,7 +91,7 @@ def test_configuration_and_settings_are_shown_escaped():
 
 def test_verdicts_stand_on_the_page_and_failures_in_bold():
     summary = make_summary({"copy_last_frame": -0.1})
-    page = Page(report.render_report([make_run(summary=summary)], b""))
+    page = Page(report.render_report([make_run(summary=summary)], [b""]))
     verdicts = judge(summary)
     assert [verdict.good for verdict in verdicts].count(False) == 1
     assert all(verdict.text in page.text for verdict in verdicts)
@@ -100,21 +100,21 @@ def test_verdicts_stand_on_the_page_and_failures_in_bold():
 
 def test_the_best_of_a_column_is_bold_whoever_it_is():
     summary = make_summary({"copy_last_frame": -0.1})
-    page = Page(report.render_report([make_run(summary=summary)], b""))
+    page = Page(report.render_report([make_run(summary=summary)], [b""]))
     best = summary["average_over_steps"]["copy_last_frame"]["ssim"]["mean"]
     assert page.best[0] == ("copy last frame", f"{best:.3f}")
     assert {row for row, _ in page.best} == {"copy last frame"}
 
 
 def test_two_episodes_have_no_interval_and_the_page_says_why():
-    page = Page(report.render_report([make_run(summary=make_summary(episodes=2))], b""))
+    page = Page(report.render_report([make_run(summary=make_summary(episodes=2))], [b""]))
     (text,) = page.bold
     assert "2 held-out episodes, 1 window each: too few" in text
     assert "\u00b1" not in page.text.replace(text, "")
 
 
 def test_several_runs_share_a_page():
-    page = Page(report.render_report([make_run("first"), make_run("second")], b""))
+    page = Page(report.render_report([make_run("first"), make_run("second")], [b""]))
     assert page.open == []
     assert "hdvpd: first, second" in page.text
     assert len(page.sources) == 5

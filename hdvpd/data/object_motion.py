@@ -56,7 +56,7 @@ def objects_move(objects: Objects, last: int, end: int) -> bool:
     return bool((objects.displacements(last)[last:end] >= MOVED_M).any())
 
 
-def changed_away_from_robot(batch: Batch) -> Float[np.ndarray, "f-1"]:
+def changed_away_from_robot(batch: Batch) -> Float[np.ndarray, "pairs"]:
     """Return the share of pixels that change between consecutive frames, away from the robot.
 
     Args:

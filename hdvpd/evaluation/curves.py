@@ -68,6 +68,8 @@ class Scores:
       predictors: which of `PREDICTORS` were scored, in that order, the model first.
       images: `METRICS` of every predictor; NaN where a score does not exist.
       depth: `DEPTH_METRICS` of the model.
+      pixels: `PIXEL_METRICS` of every predictor, where they were kept.
+      reconstruction: `RECONSTRUCTION_METRICS` of the last observed frame, where they were kept.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Scores:
     predictors: tuple[str, ...]
     images: Float[np.ndarray, "episodes predictors views steps 4"]
     depth: Float[np.ndarray, "episodes views steps 2"]
+    pixels: Float[np.ndarray, "episodes predictors views steps 5"] | None = None
+    reconstruction: Float[np.ndarray, "episodes views 5"] | None = None
 
     @property
     def num_steps(self) -> int:

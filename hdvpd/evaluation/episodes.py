@@ -9,6 +9,7 @@ import numpy as np
 
 from hdvpd.config import Config, EvalConfig
 from hdvpd.data.store import Dataset
+from hdvpd.data.truth import read_objects
 from hdvpd.data.windows import (
     OBSERVED_FRAMES,
     WindowIndex,
@@ -25,14 +26,13 @@ from hdvpd.evaluation.rollouts import (
     compile_model,
     evaluate_window,
 )
+from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.evaluation.videos import Clip
 from hdvpd.model import Model
 from hdvpd.reporting.statistics import masked_mean
 from hdvpd.types import Batch
 
 SPLIT = "test"
-
-WindowScores = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def make_clip(
         depth_m=np.asarray(batch.frames.depth_m),
         camera=batch.frames.camera,
         prediction=result.prediction,
-        ssim=result.scores[0, :, :, 0].T,
+        ssim=result.scores.images[0, :, :, 0].T,
         positions=np.asarray(result.clouds.positions),
         mask=np.asarray(result.clouds.mask),
         robot=batch.robot,
@@ -171,13 +171,14 @@ def evaluate_run(
             controls=predictors[1:],
             seed=config.eval.seed,
             moving_threshold=config.eval.moving_threshold,
+            objects=read_objects(dataset, window.episode, window.start, length),
         )
         if window.episode not in scored and len(clips) < config.eval.num_videos:
             title = f"episode {window.episode}, {task}"
             clip = make_clip(batch, result, cameras, title, dataset.rate_hz)
             clips.append((window.episode, clip))
         # Only numbers are kept: memory must not grow by every episode's pictures.
-        scored.setdefault(window.episode, []).append((result.scores, result.depth))
+        scored.setdefault(window.episode, []).append(result.scores)
     return RunResult(collect_scores(name, cameras, predictors, scored), tuple(clips))
 
 
@@ -198,14 +199,26 @@ def collect_scores(
       name: of the run.
       cameras: names of the views.
       predictors: what was scored.
-      scored: image and depth scores of every window, by episode.
+      scored: scores of every window, by episode.
 
     Returns:
       One set of scores per episode.
     """
-    images = [masked_mean(np.stack([w[0] for w in ws]), 0) for ws in scored.values()]
-    depth = [masked_mean(np.stack([w[1] for w in ws]), 0) for ws in scored.values()]
-    return Scores(name, cameras, tuple(scored), predictors, np.stack(images), np.stack(depth))
+
+    def average(name: str) -> np.ndarray:
+        windows = ([getattr(window, name) for window in own] for own in scored.values())
+        return np.stack([masked_mean(np.stack(values), 0) for values in windows])
+
+    return Scores(
+        name=name,
+        cameras=cameras,
+        episodes=tuple(scored),
+        predictors=predictors,
+        images=average("images"),
+        depth=average("depth"),
+        pixels=average("pixels"),
+        reconstruction=average("reconstruction"),
+    )
 
 
 def describe_windows(windows: Sequence[Window]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ RGB in [0, 1], channel last, computed in float64.
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial import KDTree
 from skimage.color import deltaE_ciede2000, rgb2lab
 
 from hdvpd.data.truth import Objects
@@ -16,6 +17,9 @@ from hdvpd.evaluation.metrics import psnr_of_mse
 from hdvpd.geometry import unproject
 from hdvpd.types import Array, Batch, Bool, Float, Int
 
+RECONSTRUCTION_METRICS = ("ssim", "psnr", "object_psnr", "sharpness", "depth_error_m")
+"""Of the last observed frame, rendered from its particles: as of predicted frames, and the median
+error of the rendered depth."""
 PIXEL_METRICS = ("object_psnr", "object_color_error", "robot_psnr", "rest_psnr", "sharpness")
 """PSNR and colour error on objects' pixels; PSNR on the moving pixels that show or showed the
 robot, and on all other moving pixels; gradient energy relative to the truth's."""
@@ -26,14 +30,15 @@ surface is up to 9 cm from its axis. The table right under a hand counts as robo
 
 @dataclass(frozen=True)
 class PixelTruth:
-    """What the pixels of the predicted frames show.
+    """What the pixels of a window show.
 
     Attributes:
-      owners: number of the object, -1 for none; None where objects are not known.
-      robot: the robot, in this frame or in the last observed one.
+      owners: number of the object, -1 for none, in every frame of the window; None where objects
+        are not known.
+      robot: the robot, in this predicted frame or in the last observed one.
     """
 
-    owners: Int[np.ndarray, "s v h w"] | None
+    owners: Int[np.ndarray, "f v h w"] | None
     robot: Bool[np.ndarray, "s v h w"]
 
 
@@ -48,7 +53,7 @@ def pixel_truth(
       objects: during the window, where they are known.
 
     Returns:
-      The truth of the predicted frames.
+      The truth.
     """
     points = np.asarray(unproject(batch.frames.depth_m, batch.frames.camera))
     owners = np.full(visible.shape, -1)
@@ -61,7 +66,7 @@ def pixel_truth(
     robot &= visible & (owners < 0)
     last = OBSERVED_FRAMES - 1
     return PixelTruth(
-        owners=None if objects is None else owners[OBSERVED_FRAMES:],
+        owners=None if objects is None else owners,
         robot=robot[OBSERVED_FRAMES:] | robot[last : last + 1],
     )
 
@@ -71,10 +76,10 @@ def near_points(
 ) -> Bool[np.ndarray, "*batch"]:
     """Say which places lie within `NEAR_ROBOT_M` of one of some points."""
     places = np.asarray(places)
-    near = np.zeros(places.shape[:-1], bool)
-    for point in points:
-        near |= ((places - point) ** 2).sum(axis=-1) <= NEAR_ROBOT_M**2
-    return near
+    distance, _ = KDTree(points).query(
+        places.reshape(-1, 3), distance_upper_bound=NEAR_ROBOT_M, eps=0.0
+    )
+    return np.isfinite(distance).reshape(places.shape[:-1])
 
 
 def masked_psnr(

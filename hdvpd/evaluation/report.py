@@ -9,6 +9,7 @@ from typing import Any
 from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
 from hdvpd.evaluation.motion_plots import judge_motion
 from hdvpd.evaluation.motion_tables import describe_motion, motion_tables
+from hdvpd.evaluation.pixel_tables import pixel_table, reconstruction_table
 from hdvpd.evaluation.verdicts import best, judge
 from hdvpd.reporting.statistics import MIN_SAMPLES
 
@@ -132,6 +133,17 @@ def _details(title: str, content: str) -> str:
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
 
+def _pixels(summary: dict[str, Any]) -> str:
+    """Lay out the measures of pixels, and the reconstruction of what was observed."""
+    return (
+        "<h3>Objects, robot and the rest</h3><p>PSNR on pixels that truly show objects, and on "
+        "moving pixels that show or showed the robot and others; colour error: CIEDE2000 of "
+        "objects' mean colours; sharpness: gradient energy relative to the truth's.</p>"
+        + _escaped(pixel_table(summary))
+        + _escaped(reconstruction_table(summary))
+    )
+
+
 def _motion(motion: dict[str, Any]) -> str:
     """Lay out the motion of particles: means over the steps, and all else folded."""
     average, *others = motion_tables(motion)
@@ -193,6 +205,7 @@ def _run_section(run: RunReport) -> str:
         f'<section><h2>{html.escape(run.name)}</h2><dl class="facts">{facts}</dl>'
         f"{_verdicts(summary)}"
         f"<h3>Mean over rollout steps 0 to {summary['steps'] - 1}</h3>{_average_table(summary)}"
+        f"{_pixels(summary) if 'pixels' in summary else ''}"
         f"{_motion(summary['motion']) if 'motion' in summary else ''}"
         f"{shown}<h3>Details</h3>"
         f"{_details('Every rollout step', steps + _depth_table(summary))}"
@@ -224,35 +237,29 @@ def _method(summary: dict[str, Any]) -> str:
     )
 
 
-def render_report(
-    runs: Sequence[RunReport], curve_png: bytes, motion_png: bytes | None = None
-) -> str:
+def render_report(runs: Sequence[RunReport], plots: Sequence[bytes]) -> str:
     """Write the page.
 
     Args:
       runs: one or several, evaluated alike.
-      curve_png: the plot over rollout steps.
-      motion_png: that of the motion of objects, where it is known.
+      plots: over the rollout steps, PNG.
 
     Returns:
       HTML that refers to nothing outside itself.
     """
     title = "hdvpd: " + ", ".join(run.name for run in runs)
     sections = "".join(_run_section(run) for run in runs)
-    moved = ""
-    if motion_png is not None:
-        moved = (
-            '<figure class="curve"><img alt="Error of particles against the rollout step" '
-            f'src="{_embed("image/png", motion_png)}"></figure>'
-        )
+    curves = "".join(
+        '<figure class="curve"><img alt="Scores against the rollout step" '
+        f'src="{_embed("image/png", plot)}"></figure>'
+        for plot in plots
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>{html.escape(title)}</h1>{_method(runs[0].summary)}</header>"
-        '<figure class="curve"><img alt="SSIM and PSNR against the rollout step" '
-        f'src="{_embed("image/png", curve_png)}"></figure>'
-        f"{moved}"
+        f"{curves}"
         f"{sections}</main></body></html>\n"
     )
 

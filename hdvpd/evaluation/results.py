@@ -13,6 +13,12 @@ from hdvpd.evaluation.episodes import RunResult, Window
 from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_table
 from hdvpd.evaluation.outputs import METRICS_FILE, explain_write_errors
+from hdvpd.evaluation.pixel_tables import (
+    pixel_table,
+    pixels_csv,
+    plot_pixels,
+    reconstruction_table,
+)
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
 from hdvpd.evaluation.videos import write_clip
@@ -148,10 +154,28 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
         (staging / "episodes.csv").write_text(episodes_csv(scores))
         (staging / "ssim.png").write_bytes(curve)
         motions = {name: s["motion"] for name, s in summaries.items() if "motion" in s}
-        motion = write_motion(staging, motions) if motions else None
-        page = render_report(pages, curve, motion)
+        plots = [curve, *_write_pixels(staging, summaries)]
+        plots += [write_motion(staging, motions)] if motions else []
+        page = render_report(pages, plots)
         (staging / "report.html").write_text(page, encoding="utf-8")
     return videos
+
+
+def _write_pixels(staging: Path, summaries: dict[str, dict[str, Any]]) -> list[bytes]:
+    """Write the measures of pixels; return their plot, if there are any."""
+    if not all("pixels" in summary for summary in summaries.values()):
+        return []
+    (staging / "pixels.csv").write_text(pixels_csv(summaries))
+    tables = "".join(
+        f"\n## {name}, pixels\n\n{pixel_table(summary).markdown()}\n"
+        f"{reconstruction_table(summary).markdown()}"
+        for name, summary in summaries.items()
+    )
+    with (staging / "metrics.md").open("a", encoding="utf-8") as file:
+        file.write(tables)
+    plot = to_png(plot_pixels(summaries))
+    (staging / "pixels.png").write_bytes(plot)
+    return [plot]
 
 
 def print_summary(name: str, evaluation: Evaluation) -> None:
@@ -161,6 +185,10 @@ def print_summary(name: str, evaluation: Evaluation) -> None:
     print()
     average_table(summary, title).print()
     verdicts = judge(summary)
+    if "pixels" in summary:
+        for table in (pixel_table(summary), reconstruction_table(summary)):
+            print()
+            table.print()
     if "motion" in summary:
         print()
         motion_table(summary["motion"]).print()

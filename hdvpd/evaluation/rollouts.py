@@ -24,11 +24,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.data.truth import Objects
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.encoders.particles import visible_points
 from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import carry_particles, hold_still, replace_plan
-from hdvpd.evaluation.scoring import score_depth, score_images
+from hdvpd.evaluation.scoring import WindowScores, score_window
 from hdvpd.model import Model, render_images
 from hdvpd.types import (
     Array,
@@ -43,6 +44,9 @@ from hdvpd.types import (
 )
 
 Tree = TypeVar("Tree")
+
+RECONSTRUCTION = "reconstruction"
+"""The last observed frame, rendered from its own particles."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,13 @@ class WindowResult:
     """Scores and pictures of one window.
 
     Attributes:
-      scores: `METRICS` of the model, then of every control.
-      depth: `DEPTH_METRICS` of the model.
+      scores: of all predictors.
       truth: whitened frames, the two observed ones first.
       prediction: the model's frames.
       clouds: particles of every frame, encoded for the observed ones; axes (f).
     """
 
-    scores: Float[np.ndarray, "predictors v s 4"]
-    depth: Float[np.ndarray, "v s 2"]
+    scores: WindowScores
     truth: Float[np.ndarray, "f v h w 3"]
     prediction: Float[np.ndarray, "s v h w 3"]
     clouds: ParticleCloud
@@ -195,6 +197,7 @@ def render_clouds(
     moving: Mapping[str, ParticleCloud],
     resting: Mapping[str, ParticleCloud],
     camera: Camera,
+    seen: tuple[ParticleCloud, Camera] | None = None,
 ) -> tuple[Images, Images]:
     """Render the clouds of all predictors from every camera, in one call.
 
@@ -203,6 +206,7 @@ def render_clouds(
       moving: clouds by predictor, axes (s).
       resting: one cloud by predictor, shown at every step; rendered once if all cameras rest too.
       camera: axes (s v).
+      seen: particles of an observed frame and its cameras, axes (v): called `RECONSTRUCTION`.
 
     Returns:
       Colours by predictor, axes (s v h w 3), and planar depth [m], axes (s v h w).
@@ -211,16 +215,18 @@ def render_clouds(
     shown = 1 if _stands_still(camera) else steps
     some = jax.tree.map(lambda x: x[:shown], camera)
     repeated = [jax.tree.map(lambda x: _repeat(x, shown), c) for c in resting.values()]
+    observed = [] if seen is None else [jax.tree.map(lambda x: _repeat(x, 1), seen)]
     rendering = compiled.render(
-        _concatenate([*moving.values(), *repeated]),
-        _concatenate([camera] * len(moving) + [some] * len(resting)),
+        _concatenate([*moving.values(), *repeated, *(cloud for cloud, _ in observed)]),
+        _concatenate([camera] * len(moving) + [some] * len(resting) + [c for _, c in observed]),
     )
-    ends = np.cumsum([steps] * len(moving) + [shown] * len(resting))[:-1]
+    counts = [steps] * len(moving) + [shown] * len(resting) + [1] * len(observed)
+    names, ends = [*moving, *resting, *[RECONSTRUCTION] * len(observed)], np.cumsum(counts)[:-1]
 
     def by_predictor(images: Array) -> Images:
         parts = np.split(np.asarray(images), ends)
         every_step = [np.broadcast_to(x, (steps, *x.shape[1:])) for x in parts]
-        return dict(zip([*moving, *resting], every_step, strict=True))
+        return dict(zip(names, every_step, strict=True))
 
     return by_predictor(rendering.rgb), by_predictor(rendering.depth_m)
 
@@ -245,6 +251,7 @@ def evaluate_window(
     controls: Sequence[str],
     seed: int,
     moving_threshold: float,
+    objects: Objects | None = None,
 ) -> WindowResult:
     """Let the model and its controls predict one window, and score them.
 
@@ -256,6 +263,7 @@ def evaluate_window(
       controls: what the model is compared with.
       seed: seed of the choice of particles.
       moving_threshold: see `metrics.moving_pixels`.
+      objects: during the window, where they are known.
 
     Returns:
       Scores and pictures.
@@ -272,14 +280,22 @@ def evaluate_window(
     )
     resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
     camera = _from(batch.frames.camera, OBSERVED_FRAMES)
-    rgb, depth_m = render_clouds(compiled, clouds, resting, camera)
+    now = OBSERVED_FRAMES - 1
+    seen = _at(observed, now), _at(batch.frames.camera, now)
+    rgb, depth_m = render_clouds(compiled, clouds, resting, camera, seen)
     rgb["copy_last_frame"] = np.broadcast_to(last, future.shape)
     images = {name: rgb[name] for name in ("model", *controls)}
     _require_finite(images, batch)
-    measured_m = np.asarray(batch.frames.depth_m[OBSERVED_FRAMES:])
     return WindowResult(
-        scores=score_images(images, future, last, moving_threshold),
-        depth=score_depth(depth_m["model"], measured_m, visible[OBSERVED_FRAMES:]),
+        scores=score_window(
+            images,
+            depth_m["model"],
+            (rgb[RECONSTRUCTION][0], depth_m[RECONSTRUCTION][0]),
+            batch,
+            (truth, visible),
+            moving_threshold=moving_threshold,
+            objects=objects,
+        ),
         truth=truth,
         prediction=images["model"],
         clouds=_concatenate([observed, clouds["model"]]),

@@ -1,0 +1,153 @@
+"""Means, intervals, tables and a plot of the measures of pixels, and of the reconstruction."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hdvpd.evaluation.curves import (
+    LABELS,
+    REFERENCE,
+    RUN_COLORS,
+    STYLES,
+    Scores,
+    draw_curve,
+    plain_numbers,
+)
+from hdvpd.evaluation.pixels import PIXEL_METRICS, RECONSTRUCTION_METRICS
+from hdvpd.reporting.statistics import masked_mean, student_interval
+from hdvpd.reporting.tables import Cell, Table, plus_minus
+
+PIXEL_TITLES = {
+    "object_psnr": "PSNR, objects [dB]",
+    "object_color_error": "colour error, objects",
+    "robot_psnr": "PSNR, moving robot [dB]",
+    "rest_psnr": "PSNR, what else moves [dB]",
+    "sharpness": "sharpness",
+}
+RECONSTRUCTION_TITLES = {
+    "ssim": "SSIM",
+    "psnr": "PSNR [dB]",
+    "object_psnr": "PSNR, objects [dB]",
+    "sharpness": "sharpness",
+    "depth_error_m": "median depth error [mm]",
+}
+_DIGITS = {"ssim": 3, "sharpness": 3, "object_color_error": 1, "depth_error_m": 1}
+_MM = 1000.0
+_PLOTTED = ("object_psnr", "robot_psnr", "rest_psnr", "sharpness")
+
+
+def summarize_pixels(scores: Scores) -> dict[str, Any]:
+    """Make the entries `pixels` and `reconstruction` of metrics.json.
+
+    Args:
+      scores: of a run.
+
+    Returns:
+      The layout of docs/evaluation.md, plain values only; nothing if they were not kept.
+    """
+    if scores.pixels is None or scores.reconstruction is None:
+        return {}
+    values = masked_mean(scores.pixels, 2)  # over cameras
+    pixels = {}
+    for i, predictor in enumerate(scores.predictors):
+        entry: dict[str, Any] = {}
+        steps, mean = (student_interval(x) for x in (values[:, i], masked_mean(values[:, i], 1)))
+        for j, metric in enumerate(PIXEL_METRICS):
+            entry[metric] = plain_numbers(steps.mean[:, j])
+            entry[f"{metric}_ci95"] = plain_numbers(steps.ci95[:, j])
+            entry[f"{metric}_mean"] = plain_numbers(mean.mean)[j]
+            entry[f"{metric}_mean_ci95"] = plain_numbers(mean.ci95)[j]
+        pixels[predictor] = entry
+    observed = student_interval(masked_mean(scores.reconstruction, 1))
+    pairs = zip(plain_numbers(observed.mean), plain_numbers(observed.ci95), strict=True)
+    reconstruction = {
+        metric: {"mean": mean, "ci95": ci95}
+        for metric, (mean, ci95) in zip(RECONSTRUCTION_METRICS, pairs, strict=True)
+    }
+    return {"pixels": pixels, "reconstruction": reconstruction}
+
+
+def pixel_table(summary: Mapping[str, Any]) -> Table:
+    """Lay out the measures of pixels, means over all rollout steps.
+
+    Args:
+      summary: one run's object in metrics.json.
+    """
+    rows: list[list[Cell]] = [
+        [
+            LABELS[predictor],
+            *(
+                plus_minus(e[f"{m}_mean"], e[f"{m}_mean_ci95"], _DIGITS.get(m, 2))
+                for m in PIXEL_METRICS
+            ),
+        ]
+        for predictor, e in summary["pixels"].items()
+    ]
+    return Table(("", *PIXEL_TITLES.values()), rows)
+
+
+def reconstruction_table(summary: Mapping[str, Any]) -> Table:
+    """Lay out how well the last observed frame is rendered from its own particles.
+
+    Args:
+      summary: one run's object in metrics.json.
+    """
+
+    def cell(metric: str) -> str:
+        entry = summary["reconstruction"][metric]
+        unit = _MM if metric.endswith("_m") else 1.0
+        mean, ci95 = (None if x is None else unit * x for x in (entry["mean"], entry["ci95"]))
+        return plus_minus(mean, ci95, _DIGITS.get(metric, 2))
+
+    row = ["last observed frame, rendered", *map(cell, RECONSTRUCTION_METRICS)]
+    return Table(("", *RECONSTRUCTION_TITLES.values()), [row])
+
+
+def pixels_csv(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write one row per run, predictor and step.
+
+    Args:
+      summaries: of runs with measures of pixels, by name.
+
+    Returns:
+      The table; empty cells where a number does not exist.
+    """
+    columns = [column for m in PIXEL_METRICS for column in (m, f"{m}_ci95")]
+    rows: list[list[Cell]] = [
+        [run, predictor, step, *(lists[column][step] for column in columns)]
+        for run, summary in summaries.items()
+        for predictor, lists in summary["pixels"].items()
+        for step in range(summary["steps"])
+    ]
+    return Table(("run", "predictor", "step", *columns), rows).csv()
+
+
+def plot_pixels(summaries: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Plot the measures of pixels against the rollout step, with 95 % intervals as bands.
+
+    Args:
+      summaries: of runs with measures of pixels, by name.
+
+    Returns:
+      For one run a line per predictor; for several a line per run, and copy-last-frame.
+    """
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    first = next(iter(summaries.values()))["pixels"]
+    for axes, metric in zip(figure.subplots(2, 2).flat, _PLOTTED, strict=True):
+        if len(summaries) == 1:
+            for predictor, lists in first.items():
+                draw_curve(axes, lists, metric, LABELS[predictor], *STYLES[predictor])
+        else:
+            for i, (name, summary) in enumerate(summaries.items()):
+                color = RUN_COLORS[i % len(RUN_COLORS)]
+                draw_curve(axes, summary["pixels"]["model"], metric, name, color, "-")
+            if REFERENCE in first:
+                draw_curve(axes, first[REFERENCE], metric, LABELS[REFERENCE], *STYLES[REFERENCE])
+        axes.set(title=PIXEL_TITLES[metric], xlabel="rollout step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.25)
+    lines = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=4)
+    return figure
