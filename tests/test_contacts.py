@@ -4,8 +4,8 @@ import extras
 import numpy as np
 import pytest
 
+from hdvpd.data.simulation import bimanual, contacts, plan, scene
 from hdvpd.data.simulation import clip as clips
-from hdvpd.data.simulation import contacts, plan, scene
 from hdvpd.errors import UserError
 
 extras.needed("mujoco")
@@ -112,8 +112,6 @@ def test_draws_of_the_common_tasks_know_nothing_of_the_suite():
     draw = scene.draw_scene("push", np.random.default_rng(0))
     assert draw.contact is None
     with pytest.raises(UserError, match="push, can, sweep, miss, glance, chain, two"):
-        from hdvpd.data.simulation import bimanual
-
         bimanual._parse_tasks("miss,throw")
     plans = plan.draw_plan(draw, 20, np.random.default_rng(1))
     assert set(plans) == {"L", "R"}
