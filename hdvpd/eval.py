@@ -7,7 +7,6 @@ particles, from `eval.seed`.
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import apply_overrides, flatten
@@ -37,7 +36,7 @@ from hdvpd.evaluation.results import (
     require_same_frames,
     write_results,
 )
-from hdvpd.evaluation.rollouts import CompiledModel, make_compiler
+from hdvpd.evaluation.rollouts import compile_model
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
@@ -177,16 +176,7 @@ def evaluate(name: str, run: Run) -> Evaluation:
     Returns:
       Scores, clips and the object of metrics.json.
     """
-    compile_model = make_compiler(run.model)
-    result = evaluate_run(
-        name,
-        run.model,
-        run.config,
-        run.dataset,
-        run.windows,
-        say=_say,
-        compile_model=compile_model,
-    )
+    result = evaluate_run(name, run.model, run.config, run.dataset, run.windows, say=_say)
     shown = ("cameras", "steps", "predictors")
     settings = {k: v for k, v in run.frames.items() if k not in shown} | {
         "checkpoint_step": run.checkpoint_step,
@@ -196,23 +186,10 @@ def evaluate(name: str, run: Run) -> Evaluation:
         "links_source": run.dataset.links_source,
         "moving_cameras": moving_cameras(run),
     }
-    if has_motion_truth(run.dataset, [window.episode for window in run.windows]):
-        settings["motion"] = score_motion_of(name, run, compile_model(run.model))
+    if result.motion is not None:
+        settings["motion"] = summarize_motion(result.motion)
     settings |= summarize_pixels(result.scores)
     return Evaluation(run, result, summarize(result.scores, settings))
-
-
-def score_motion_of(name: str, run: Run, compiled: CompiledModel) -> dict[str, Any]:
-    """Score the motion of objects in all windows of the held-out episodes.
-
-    Returns:
-      The object `motion` of metrics.json.
-    """
-    windows = all_windows(run.dataset, run.config, SPLIT)
-    scores = evaluate_motion(
-        compiled, run.config, run.dataset, windows, say=lambda text: _say(f"{name}: {text}")
-    )
-    return summarize_motion(scores)
 
 
 def report_motion(target: Path, runs: dict[str, Run]) -> None:
@@ -233,7 +210,10 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
                 "needs truth/object_to_world and a shape per object in episode.json "
                 "(docs/data-format.md). Simulate the data set again, or leave out --objects-only."
             )
-        motions[name] = score_motion_of(name, run, make_compiler(run.model)(run.model))
+        windows = all_windows(run.dataset, run.config, SPLIT)
+        compiled = compile_model(run.model)
+        scores = evaluate_motion(compiled, run.config, run.dataset, windows, _say)
+        motions[name] = summarize_motion(scores)
     write_motion(target, motions)
     for name, motion in motions.items():
         print(f"\n{name}, checkpoint {runs[name].checkpoint_step}")

@@ -308,6 +308,7 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
     checkpoint = run.folder / "checkpoints" / str(run.checkpoint_step)
     made_from = {
         "frames": run.frames,
+        "measures": ["images", "pixels", "motion"],
         "seed": run.config.eval.seed,
         "checkpoint": json.loads((checkpoint / "digest.json").read_text()),
     }

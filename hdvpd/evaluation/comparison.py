@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hdvpd.evaluation.compared_motion import compare_motion, compared_motion_tables
 from hdvpd.evaluation.curves import (
     LABELS,
     METRICS,
@@ -160,6 +161,7 @@ def summarize_comparison(
         "seeds": [run.seed for run in first],
         "episodes": list(first[0].scores.episodes),
         "steps": first[0].scores.num_steps,
+        "motion": compare_motion({n: [run.scores for run in own] for n, own in members.items()}),
         "made_from": dict(made_from),
     }
 
@@ -182,7 +184,13 @@ def _count(value: float | int | None) -> Cell:
 
 
 def comparison_tables(summary: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Lay out the tables of a comparison.
+    """Lay out all tables of a comparison: `image_tables`, and the motion of objects if known."""
+    motion = summary.get("motion")
+    return image_tables(summary) + (compared_motion_tables(motion) if motion else ())
+
+
+def image_tables(summary: Mapping[str, Any]) -> tuple[Table, Table, Table, Table]:
+    """Lay out scores of images and costs.
 
     Args:
       summary: of `summarize_comparison`.
@@ -243,8 +251,12 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
     )
     sections = [
         f"## {table.title}\n\n{note}\n\n{table.markdown()}\n".replace("\n\n\n\n", "\n\n")
-        for table, note in zip(comparison_tables(summary), notes, strict=True)
+        for table, note in zip(image_tables(summary), notes, strict=True)
     ]
+    if summary.get("motion"):
+        note = "Mean distance of particles from their true place, over all windows; less is better."
+        tables = compared_motion_tables(summary["motion"])
+        sections += [f"## {t.title}\n\n{note}\n\n{t.markdown()}\n" for t in tables]
     made_from = "".join(f"- {label}: {value}\n" for label, value in summary["made_from"].items())
     return (
         f"# Comparison of {len(summary['members'])} members\n\n{''.join(sections)}"

@@ -70,6 +70,7 @@ class Scores:
       depth: `DEPTH_METRICS` of the model.
       pixels: `PIXEL_METRICS` of every predictor, where they were kept.
       reconstruction: `RECONSTRUCTION_METRICS` of the last observed frame, where they were kept.
+      motion: `objects.MOTION_METRICS` of `objects.MOTION_PREDICTORS`, where objects are known.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Scores:
     depth: Float[np.ndarray, "episodes views steps 2"]
     pixels: Float[np.ndarray, "episodes predictors views steps 5"] | None = None
     reconstruction: Float[np.ndarray, "episodes views 5"] | None = None
+    motion: Float[np.ndarray, "episodes 3 steps 4"] | None = None
 
     @property
     def num_steps(self) -> int:

@@ -20,6 +20,12 @@ from hdvpd.data.windows import (
 from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import Loan, lend_plans
 from hdvpd.evaluation.curves import PREDICTORS, Scores
+from hdvpd.evaluation.objects import (
+    MotionScores,
+    all_windows,
+    evaluate_motion,
+    has_motion_truth,
+)
 from hdvpd.evaluation.rollouts import (
     CompileModel,
     WindowResult,
@@ -56,10 +62,12 @@ class RunResult:
 
     Attributes:
       scores: of every episode.
+      motion: of the particles, where objects are known.
       clips: number of the episode and its rollout, for the first `eval.num_videos` episodes.
     """
 
     scores: Scores
+    motion: MotionScores | None
     clips: tuple[tuple[int, Clip], ...]
 
 
@@ -179,7 +187,12 @@ def evaluate_run(
             clips.append((window.episode, clip))
         # Only numbers are kept: memory must not grow by every episode's pictures.
         scored.setdefault(window.episode, []).append(result.scores)
-    return RunResult(collect_scores(name, cameras, predictors, scored), tuple(clips))
+    scores, motion = collect_scores(name, cameras, predictors, scored), None
+    if has_motion_truth(dataset, list(scored)):
+        starts = all_windows(dataset, config, SPLIT)
+        motion = evaluate_motion(compiled, config, dataset, starts, lambda x: say(f"{name}: {x}"))
+        scores = dataclasses.replace(scores, motion=motion.values)
+    return RunResult(scores, motion, tuple(clips))
 
 
 def scored_predictors(settings: EvalConfig) -> tuple[str, ...]:

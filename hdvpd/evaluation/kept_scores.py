@@ -9,12 +9,15 @@ import numpy as np
 
 from hdvpd.evaluation.curves import Scores, plain_numbers
 
+_ARRAYS = ("images", "depth", "pixels", "reconstruction", "motion")
+
 
 def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
     """Write scores so that `read_scores` gives them back."""
     arrays = {
         name: np.array(plain_numbers(values.ravel()), object).reshape(values.shape).tolist()
-        for name, values in (("images", scores.images), ("depth", scores.depth))
+        for name in _ARRAYS
+        if (values := getattr(scores, name)) is not None
     }
     names = {key: getattr(scores, key) for key in ("name", "cameras", "episodes", "predictors")}
     return json.dumps({"made_from": made_from, **names, **arrays}, allow_nan=False) + "\n"
@@ -41,6 +44,5 @@ def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
         cameras=tuple(kept["cameras"]),
         episodes=tuple(kept["episodes"]),
         predictors=tuple(kept["predictors"]),
-        images=np.array(kept["images"], np.float64),
-        depth=np.array(kept["depth"], np.float64),
+        **{name: np.array(kept[name], np.float64) for name in _ARRAYS if name in kept},
     )
