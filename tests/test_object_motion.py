@@ -1,11 +1,13 @@
 """Windows in which an object moves, and the order in which they are drawn."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 from data_tools import edit_json, replace_array
 
+from hdvpd import train
 from hdvpd.config import DataConfig
 from hdvpd.data.object_motion import moving_windows, objects_move
 from hdvpd.data.shapes import Shape
@@ -13,6 +15,7 @@ from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import Objects
 from hdvpd.data.windows import WindowIndex, read_window
+from hdvpd.errors import UserError
 from hdvpd.geometry import unproject
 
 CONFIG = DataConfig(height=24, width=32)
@@ -79,3 +82,24 @@ def test_favoured_windows_get_their_share_in_passes_of_their_own(synthetic_datas
     assert [w for step in range(15) for w in index.sample(3, step, 8)] == drawn
     index.favour(favoured, 1.0)
     assert set(index.sample(0, 0, 9)) == {index[number] for number in favoured}
+
+
+def test_training_draws_the_share_that_it_is_told(dataset, debug_config, capsys):
+    config = dataclasses.replace(
+        debug_config,
+        data=dataclasses.replace(CONFIG, path=str(dataset)),
+        train=dataclasses.replace(
+            debug_config.train, horizon=2, moving_window_share=0.5, validate_every=0
+        ),
+    )
+    windows = train.open_data(config).windows
+    assert "An object moves in 5 of 5 windows, from which 50% are drawn." in capsys.readouterr().out
+    drawn = [window for step in range(10) for window in windows.sample(0, step, 1)]
+    assert set(drawn[::2]) == set(drawn[1::2]) == {(0, start) for start in range(5)}
+    for file in dataset.glob("episodes/*/episode.json"):
+        edit_json(file, objects=[])
+    for camera in ("cam0", "cam1"):
+        colors = np.zeros((8, 24, 32, 3), np.uint8)
+        replace_array(dataset, 0, f"cameras/{camera}/rgb", colors)
+    with pytest.raises(UserError, match=r"moving_window_share = 0\.5 .* none does"):
+        train.open_data(config)
