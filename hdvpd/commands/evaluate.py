@@ -36,7 +36,7 @@ class Evaluate(AbstractCommand):
     step: Annotated[int | None, optional("INT")] = None
     """Checkpoint; by default the newest undamaged one."""
     objects_only: bool = False
-    """Only score how objects move, in all windows and without rendering: a tenth of the time."""
+    """Only score how objects move, in all windows and without rendering anything."""
     config: Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=_flags)] = (
         field(default_factory=dict)
     )
