@@ -37,6 +37,7 @@ def moving_windows(dataset: Dataset, index: WindowIndex, data_config: DataConfig
     number = 0
     for episode in index.episodes:
         objects = read_objects(dataset, episode.number)
+        changes = np.zeros(episode.length - 1, bool)
         if objects is None:
             batch = read_window(dataset, episode.number, 0, episode.length, data_config)
             changes = changed_away_from_robot(batch) >= CHANGED_SHARE

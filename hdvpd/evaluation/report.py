@@ -12,6 +12,7 @@ from hdvpd.evaluation.motion_tables import describe_motion, motion_tables
 from hdvpd.evaluation.pixel_tables import pixel_table, reconstruction_table
 from hdvpd.evaluation.verdicts import best, judge
 from hdvpd.reporting.statistics import MIN_SAMPLES
+from hdvpd.reporting.tables import Table
 
 _EXPLANATIONS = {
     "model": "particles moved by the planned actions",
@@ -147,21 +148,17 @@ def _pixels(summary: dict[str, Any]) -> str:
 def _motion(motion: dict[str, Any]) -> str:
     """Lay out the motion of particles: means over the steps, and all else folded."""
     average, *others = motion_tables(motion)
-    tables = [
-        _table(
-            list(map(html.escape, t.head)), [[html.escape(str(c)) for c in row] for row in t.rows]
-        )
-        for t in (average, *others)
-    ]
-    titles = "".join(
-        (f"<h4>{html.escape(t.title)}</h4>" if t.title else "") + body
-        for t, body in zip(others, tables[1:], strict=True)
-    )
+    folded = "".join(f"<h4>{html.escape(table.title)}</h4>{_escaped(table)}" for table in others)
     return (
         "<h3>Motion of objects</h3><p>Mean distance of particles from where they should be, "
-        f"{html.escape(describe_motion(motion))}.</p>{tables[0]}"
-        + _details("Every step and task", titles)
+        f"{html.escape(describe_motion(motion))}.</p>{_escaped(average)}"
+        + _details("Motion at every step and of every task", folded)
     )
+
+
+def _escaped(table: Table) -> str:
+    head, *rows = ([html.escape(str(cell)) for cell in row] for row in (table.head, *table.rows))
+    return _table(head, rows)
 
 
 def _verdicts(summary: dict[str, Any]) -> str:
