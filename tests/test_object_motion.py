@@ -93,7 +93,7 @@ def test_training_draws_the_share_that_it_is_told(dataset, debug_config, capsys)
         ),
     )
     windows = train.open_data(config).windows
-    assert "An object moves in 5 of 5 windows, from which 50% are drawn." in capsys.readouterr().out
+    assert "5 of 5 with a moving object: 50% of the draws" in capsys.readouterr().out
     drawn = [window for step in range(10) for window in windows.sample(0, step, 1)]
     assert set(drawn[::2]) == set(drawn[1::2]) == {(0, start) for start in range(5)}
     for file in dataset.glob("episodes/*/episode.json"):
