@@ -151,8 +151,7 @@ def evaluate_run(
       dataset: to evaluate on.
       windows: of `select_windows`.
       say: is told of progress.
-      compile_model: gives the model its compiled parts (`rollouts.make_compiler` shares them among
-        models).
+      compile_model: gives the model its compiled parts (see `rollouts.make_compiler`).
 
     Returns:
       Scores and clips; equal for equal arguments.
@@ -190,7 +189,7 @@ def evaluate_run(
     scores, motion = collect_scores(name, cameras, predictors, scored), None
     if has_motion_truth(dataset, list(scored)):
         starts = all_windows(dataset, config, SPLIT)
-        motion = evaluate_motion(compiled, config, dataset, starts, lambda x: say(f"{name}: {x}"))
+        motion = evaluate_motion(compiled, config, dataset, starts, say)
         scores = dataclasses.replace(scores, motion=motion.values)
     return RunResult(scores, motion, tuple(clips))
 
