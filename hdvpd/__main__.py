@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import hdvpd
 from hdvpd.commands.base import Group, Program
 from hdvpd.commands.compare import Compare
-from hdvpd.commands.data import AddRobot, Check, Import, Inspect, Simulate, Synthetic
+from hdvpd.commands.data import AddRobot, Calibrate, Check, Import, Inspect, Simulate, Synthetic
 from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
@@ -58,6 +58,7 @@ HDVPD = Program(
                 "inspect": Inspect,
                 "check": Check,
                 "robot": AddRobot,
+                "calibrate": Calibrate,
             },
         ),
         "model": Group(

@@ -12,6 +12,7 @@ import tyro
 from hdvpd.commands.base import AbstractCommand, Program
 from hdvpd.errors import UserError, how_to_install
 from studies.settings import (
+    CalibrationSettings,
     ExpressivitySettings,
     GrfSettings,
     MechanismSettings,
@@ -22,6 +23,7 @@ from studies.settings import (
 )
 
 STUDIES: Mapping[str, type] = {
+    "calibration": CalibrationSettings,
     "grf": GrfSettings,
     "mechanisms": MechanismSettings,
     "masks": PictureSettings,

@@ -34,6 +34,21 @@ class PictureSettings:
 
 
 @dataclass(frozen=True)
+class CalibrationSettings:
+    """Check the calibration of small data sets, sound and with every error: one table.
+
+    Stopped, it continues; several processes may work at one folder.
+    """
+
+    sound: int = 40
+    """Sound sets."""
+    each: int = 5
+    """Sets with each error."""
+    seed: int = 0
+    """Draws all of them."""
+
+
+@dataclass(frozen=True)
 class MotifSettings:
     """Train GKAT and graph networks to find motifs and cycles: table and figure.
 

@@ -700,9 +700,10 @@ def test_an_import_ends_with_a_proof_of_its_calibration(tmp_path, capsys):
     path, out = write_source("maniskill", tmp_path)[0], tmp_path / "out"
     recorded = imported_and_checked(path, out)["calibration"]
     cameras = dict.fromkeys(SCENES[0].views, "pass")
-    assert recorded == {"episode": 0, "passed": True, "cameras": cameras, "mistakes": []}
+    nothing = {"mistakes": [], "corrections": []}
+    assert recorded == {"episodes": [0, 1], "passed": True, "cameras": cameras, **nothing}
     printed = capsys.readouterr().out
-    assert "PASS: the calibration is proven for left_view, right_view (8 frames of 1" in printed
+    assert "PASS: the calibration is proven for left_view, right_view (8 frames of 2" in printed
     assert f"Report with pictures: {out / 'check' / 'check.html'}" in printed
     assert "warning" not in printed
     found = json.loads((out / "check" / "check.json").read_text())

@@ -227,3 +227,41 @@ class Check(AbstractCommand):
         print_report(report, rich.console.Console())
         print(f"Report with pictures: {page}")
         return 0 if report.passed else 1
+
+
+@dataclass(frozen=True)
+class Calibrate(AbstractCommand):
+    """Correct the calibration of a data set as far as its own images prove what is wrong.
+
+    Writes corrections.json into the data set, which every reader applies; arrays stay as they are.
+    Nothing is written unless the check fails without the corrections and its cameras agree with
+    them; the exit status is 1 if it fails and no correction helps.
+
+    Example: hdvpd data calibrate data/robot
+    """
+
+    path: tyro.conf.Positional[Folder]
+    """Folder of the data set."""
+    out: Annotated[Path | None, optional("DIR")] = None
+    """New folder for a corrected copy, instead of corrections.json."""
+    episodes: int = 8
+    """Episodes to look at, evenly spread."""
+    frames: int = 4
+    """Frames of each that are compared in full, evenly spread."""
+    search: Literal["auto", "open3d", "scipy"] = "auto"
+    """Library for nearest points; auto takes Open3D where it is installed. The numbers agree."""
+
+    def run(self) -> int:
+        """Calibrate."""
+        from hdvpd.data.calibration.calibrate import calibrate, lines
+
+        result = calibrate(
+            self.path,
+            self.out,
+            episodes=self.episodes,
+            frames=self.frames,
+            backend=self.search,
+        )
+        for line in lines(result, self.path, self.out):
+            print(line)
+        return 1 if result.reason and result.before.verdict == "fail" else 0

@@ -6,6 +6,7 @@ window, and an open array holds its description but no file. Every fault becomes
 that names file, episode and frame.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -18,6 +19,7 @@ import tensorstore
 
 from hdvpd.config import DataConfig, SceneSpec
 from hdvpd.data import arrays, schema, writer
+from hdvpd.data.corrections import Corrections, read_corrections
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.writer import episode_folder, finished_episodes
 from hdvpd.errors import UserError
@@ -30,12 +32,17 @@ class Dataset:
 
     Attributes:
       path: its folder.
-      info: the checked dataset.json.
+      info: the checked dataset.json, with corrected units of depth.
       episodes: every finished episode, by ascending number.
+      corrections: that are applied to everything that is read.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, corrections: Corrections | None = None) -> None:
         """Read dataset.json and every episode.json.
+
+        Args:
+          path: the folder.
+          corrections: to apply; None takes `corrections.json` if there is one.
 
         Raises:
           UserError: it does not exist, is no data set, holds no episode or is damaged.
@@ -54,7 +61,9 @@ class Dataset:
                 f"({unfinished.name} is there). Run the same `hdvpd data import` command again; it "
                 "continues, and with --skip-bad it leaves bad episodes out."
             )
-        self.info = schema.parse_dataset(read_json(file), file)
+        self._stored = schema.parse_dataset(read_json(file), file)
+        self.corrections = read_corrections(self.path) if corrections is None else corrections
+        self.info = _with_units(self._stored, self.corrections)
         self.episodes = tuple(self._read_episode(n) for n in finished_episodes(self.path))
         if not self.episodes:
             raise UserError(
@@ -139,7 +148,8 @@ class Dataset:
     def identity(self) -> str:
         """Return a fingerprint of dataset.json and of every episode.json, wherever the data lie."""
         listed = [[e.number, e.length, e.task, e.split, e.seed] for e in self.episodes]
-        text = json.dumps([self.info.raw, listed], sort_keys=True)
+        corrected = [self.corrections.as_plain()] if self.corrections else []
+        text = json.dumps([self.info.raw, listed, *corrected], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def scene_spec(self, data_config: DataConfig) -> SceneSpec:
@@ -233,7 +243,32 @@ class Dataset:
                 values[name] = np.asarray(future.result())
             except ValueError as error:
                 raise self._damaged(number, name, views[name], error) from error
+        if self.corrections:
+            for name in names:
+                values[name] = self._correct(number, name, values[name], start, length)
         return values
+
+    def _correct(
+        self, number: int, name: str, values: np.ndarray, start: int | None, length: int | None
+    ) -> np.ndarray:
+        if name in (arrays.LINKS, arrays.TARGET_LINKS):
+            return (self.corrections.robot @ values).astype(values.dtype)
+        folder, _, rest = name.partition("/")
+        camera, _, key = rest.rpartition("/")
+        correction = self.corrections.cameras.get(camera) if folder == "cameras" else None
+        if correction is None:
+            return values
+        if key == "rgb":
+            return np.ascontiguousarray(correction.images(values))
+        if key == "intrinsics":
+            return correction.matrices(values)
+        if key == "camera_to_world":
+            return correction.poses(values)
+        if key != "depth" or not correction.changes_depth:
+            return values
+        intrinsics = self.read(number, arrays.camera_array(camera, "intrinsics"), start, length)
+        unit_m = self._stored.cameras[camera].depth_unit_m
+        return correction.depth(values, intrinsics, unit_m)
 
     def _read_episode(self, number: int) -> EpisodeInfo:
         file = episode_folder(self.path, number) / "episode.json"
@@ -267,6 +302,27 @@ class Dataset:
             f"({meaning.get(reason, str(error).split(' [', 1)[0])}). Restore it from a copy, or "
             f"delete {folder} and run the command that wrote the data set again."
         )
+
+
+def _with_units(info: schema.DatasetInfo, corrections: Corrections) -> schema.DatasetInfo:
+    """Return the description with units of depth as corrected.
+
+    Raises:
+      UserError: a correction is of a camera that there is none of.
+    """
+    unknown = sorted(set(corrections.cameras) - set(info.cameras))
+    if unknown:
+        raise UserError(
+            f"{corrections.file} corrects camera {unknown[0]!r}, but the data set has "
+            f"{', '.join(info.cameras)}; run `hdvpd data calibrate` again, or remove the file."
+        )
+    cameras = {
+        name: dataclasses.replace(camera, depth_unit_m=camera.depth_unit_m * c.depth_scale)
+        if (c := corrections.cameras.get(name)) is not None
+        else camera
+        for name, camera in info.cameras.items()
+    }
+    return dataclasses.replace(info, cameras=cameras)
 
 
 def _joined(labels: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ it sees cannot exist and are counted. With a robot, its kinematic points must li
 
 import dataclasses
 import enum
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -153,20 +154,39 @@ class Evidence:
     pairs: tuple[PairEvidence, ...]
     robots: Mapping[str, RobotEvidence]
 
+    @functools.cached_property
+    def blamed(self) -> tuple[frozenset[str], ...]:
+        """The smallest sets of cameras without which everything agrees.
+
+        Cameras that contradict the robot are in each. Several sets mean that it cannot be decided
+        which of them is wrong; the robot's passing decides nothing, because it is coarser than a
+        second camera. One empty set means that nothing disagrees.
+        """
+        wrong = {name for name, robot in self.robots.items() if robot.status == "fail"}
+        failing = [set(p.cameras) for p in self.pairs if p.status == "fail"]
+        open_pairs = [pair for pair in failing if not pair & wrong]
+        suspects = sorted(set().union(*open_pairs))
+        for size in range(len(suspects) + 1):
+            sets = [
+                frozenset(wrong | set(chosen))
+                for chosen in itertools.combinations(suspects, size)
+                if all(pair & set(chosen) for pair in open_pairs)
+            ]
+            if sets:
+                most = max(self._agreeing_without(s) for s in sets)
+                return tuple(s for s in sets if self._agreeing_without(s) == most)
+        return ()
+
+    def _agreeing_without(self, cameras: frozenset[str]) -> int:
+        return sum(p.status == "pass" and not cameras & set(p.cameras) for p in self.pairs)
+
     def status(self, camera: str) -> Status:
         """Judge one camera.
 
-        A camera passes with at least one proof and no blame. Where two cameras disagree, the blame
-        is on the one with fewer proofs from elsewhere, or on both.
+        A camera passes with at least one proof and no blame (`blamed`).
         """
-        robot = self.robots.get(camera)
-        if robot is not None and robot.status == "fail":
+        if any(camera in cameras for cameras in self.blamed):
             return "fail"
-        mine = [pair for pair in self.pairs if camera in pair.cameras]
-        for pair in mine:
-            other = pair.cameras[pair.cameras[0] == camera]
-            if pair.status == "fail" and self._proofs(camera) <= self._proofs(other):
-                return "fail"
         return "pass" if self._proofs(camera) else "unproven"
 
     def _proofs(self, camera: str) -> int:
@@ -233,6 +253,8 @@ def shared_points(source: Surface, target: Surface, max_points: int) -> SharedPo
     seen = target.view.depth_m[row, column]
     inside &= seen > 0
     shared = inside & (depth <= seen + limits.BEHIND_M)
+    beside = target.silhouettes[row, column]
+    shared &= ~beside | (depth <= target.front[row, column] + limits.SILHOUETTE_M)
     margin = np.maximum(limits.FRONT_M, 2 * target.view.pixel_angle * seen)
     in_front = depth < target.front[row, column] - margin
     return SharedPoints(

@@ -11,19 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.data.calibration import findings, signals
+from hdvpd.data.calibration import findings, proof_findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
 from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
-from hdvpd.data.calibration.diagnosis import Diagnosis, diagnose
+from hdvpd.data.calibration.estimate import describe_change
+from hdvpd.data.calibration.explanation import Explanation, explain
 from hdvpd.data.calibration.findings import Finding
 from hdvpd.data.calibration.images import DepthValues, color_preference, depth_values
-from hdvpd.data.calibration.recording import Sample, Signals, read_sample, spread
+from hdvpd.data.calibration.proofs import WorldProofs, world_proofs
+from hdvpd.data.calibration.recording import Sample, Signals, read_sample
+from hdvpd.data.calibration.timing import Shift, robot_shift
 from hdvpd.data.calibration.views import Moment, world_points
+from hdvpd.data.corrections import Corrections
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.types import Float
-
-SCREENING_MOMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class CameraReport:
     Attributes:
       depth: of its stored depth.
       lag: of its image motion behind the robot's; None if nothing can be said.
+      shift: of its depth behind the robot, by where the robot is; None if nothing can be said.
       color: mean preference for RGB over BGR [rad]; None without a reference colour.
       findings: all results of this camera.
     """
 
     depth: DepthValues
     lag: signals.Lag | None
+    shift: Shift | None
     color: float | None
     findings: tuple[Finding, ...]
 
@@ -57,6 +61,7 @@ class Report:
     Attributes:
       path: the data set.
       identity: its fingerprint.
+      rate_hz: frames per second.
       search: library that searched nearest points.
       moments: what was compared; the pictures show it.
       evidence: agreement of cameras and robot.
@@ -64,12 +69,13 @@ class Report:
       findings: of the data set as a whole.
       leads: of targets before positions, by what was compared (joints, points).
       workspace: suggested box [m], or None.
-      diagnosis: the mistakes that explain failures, or None.
-      repaired: evidence over all moments with those mistakes undone, or None.
+      found: what explains failures.
+      world: what the robot proves of handedness and scale; None without a robot model.
     """
 
     path: Path
     identity: str
+    rate_hz: float
     search: str
     moments: tuple[Moment, ...]
     evidence: Evidence
@@ -77,14 +83,25 @@ class Report:
     findings: tuple[Finding, ...]
     leads: Mapping[str, signals.Lead]
     workspace: tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"]] | None
-    diagnosis: Diagnosis | None
-    repaired: Evidence | None
+    found: Explanation
+    world: WorldProofs | None
+
+    @property
+    def verdict(self) -> Status:
+        """Fails with anything that fails, passes if every camera does and no mirror image fits.
+
+        Where there is a robot model it must prove the handedness of the world.
+        """
+        cameras = {camera.status for camera in self.cameras.values()}
+        if "fail" in cameras or any(finding.verdict == "fail" for finding in self.findings):
+            return "fail"
+        mirrored = self.world is not None and not self.world.handedness
+        return "unproven" if "unproven" in cameras or mirrored else "pass"
 
     @property
     def passed(self) -> bool:
-        """Whether every camera passes and nothing else fails."""
-        cameras = all(camera.status == "pass" for camera in self.cameras.values())
-        return cameras and not any(finding.verdict == "fail" for finding in self.findings)
+        """Whether the verdict is a pass."""
+        return self.verdict == "pass"
 
 
 def check(
@@ -93,6 +110,7 @@ def check(
     episodes: int = 8,
     frames: int = 4,
     backend: Backend = "auto",
+    corrections: Corrections | None = None,
 ) -> Report:
     """Check a data set.
 
@@ -101,34 +119,51 @@ def check(
       episodes: to look at, evenly spread over the data set.
       frames: of each of them that are compared in full, evenly spread.
       backend: library for the nearest-point search.
+      corrections: to apply; None takes those beside the data set, if there are any.
 
     Raises:
       UserError: the data set is missing or damaged, or a number is impossible.
     """
     if min(episodes, frames) < 1:
         raise UserError(f"--episodes {episodes} --frames {frames}: both must be at least 1.")
-    dataset = Dataset(path)
+    dataset = Dataset(path, corrections=corrections)
     dataset.check_arrays()
     search, index = choose_indexer(backend)
     sample = read_sample(dataset, episodes, frames)
     moments = sample.moments
     evidence = measure(moments, index)
     sound = all(evidence.status(name) == "pass" for name in dataset.cameras)
-    diagnosis = None if sound else diagnose(_screening(moments), index)
-    repaired = None if diagnosis is None else measure(diagnosis.repair(moments), index)
+    found = explain(moments, evidence, index)
     leads = _leads(sample.series)
+    world = world_proofs(moments, index)
+    lags = {
+        name: signals.align(
+            [s.robot_motion for s in sample.series], [s.image_motion[name] for s in sample.series]
+        )
+        for name in dataset.cameras
+    }
     workspace = _suggest_workspace(sample) if sound else None
     return Report(
         path=dataset.path,
         identity=dataset.identity(),
+        rate_hz=dataset.rate_hz,
         search=search,
         moments=moments,
         evidence=evidence,
         cameras={
-            name: _check_camera(name, sample, evidence, _mended(name, diagnosis, repaired))
+            name: _check_camera(
+                name,
+                sample,
+                evidence,
+                lags,
+                robot_shift(moments, name, index),
+                _mended(name, found),
+            )
             for name in dataset.cameras
         },
         findings=(
+            *_episode_findings(found.odd_episodes, len(sample.episodes)),
+            *proof_findings.world_findings(world),
             *findings.clock_findings(dataset),
             *findings.robot_array_findings(sample),
             *findings.action_findings(sample.series, leads),
@@ -136,33 +171,42 @@ def check(
         ),
         leads=leads,
         workspace=workspace,
-        diagnosis=diagnosis,
-        repaired=repaired,
+        found=found,
+        world=world,
     )
 
 
-def _screening(moments: Sequence[Moment]) -> list[Moment]:
-    """Choose few moments, on which many hypotheses can be tried."""
-    return [moments[i] for i in spread(SCREENING_MOMENTS, len(moments))]
+def _mended(camera: str, found: Explanation) -> Iterator[Finding]:
+    """Name what is to be corrected of a camera that then passes."""
+    if found.evidence is None or found.evidence.status(camera) != "pass":
+        return
+    for mistake in found.diagnosis.mistakes if found.diagnosis else ():
+        if camera in mistake.cameras:
+            yield Finding("diagnosis", "fail", f"{mistake.name}: {mistake.fix}")
+    fit = found.estimate.fit if found.estimate else None
+    if fit is not None and camera in fit.changes:
+        text = describe_change(fit.changes[camera], fit.errors[camera], fit.free[camera])
+        yield Finding("diagnosis", "fail", f"to be corrected: {text}")
 
 
-def _mended(
-    camera: str, diagnosis: Diagnosis | None, repaired: Evidence | None
-) -> Iterator[Finding]:
-    """Name the mistakes of a camera that passes with them undone."""
-    if diagnosis is not None and repaired is not None and repaired.status(camera) == "pass":
-        for mistake in diagnosis.mistakes:
-            if camera in mistake.cameras:
-                yield Finding("diagnosis", "fail", f"{mistake.name}: {mistake.fix}")
+def _episode_findings(odd: Sequence[int], looked_at: int) -> Iterator[Finding]:
+    if odd:
+        listed = ", ".join(map(str, odd))
+        text = f"episodes {listed} fail, the other {looked_at - len(odd)} that were looked at agree"
+        yield Finding("views", "fail", text)
 
 
 def _check_camera(
-    camera: str, sample: Sample, evidence: Evidence, mended: Iterator[Finding]
+    camera: str,
+    sample: Sample,
+    evidence: Evidence,
+    lags: Mapping[str, signals.Lag | None],
+    shift: Shift | None,
+    mended: Iterator[Finding],
 ) -> CameraReport:
-    snapshots, series = sample.snapshots, sample.series
+    snapshots = sample.snapshots
     unit_m = sample.dataset.info.cameras[camera].depth_unit_m
     depth = depth_values(np.stack([s.stored_depth[camera] for s in snapshots]), unit_m)
-    lag = signals.align([s.robot_motion for s in series], [s.image_motion[camera] for s in series])
     preferences = [
         preference
         for s in snapshots
@@ -177,10 +221,10 @@ def _check_camera(
         *findings.view_findings(camera, evidence),
         *findings.robot_findings(camera, evidence),
         findings.color_finding(color),
-        findings.lag_finding(lag, sample.dataset.rate_hz),
+        proof_findings.lag_finding(camera, lags, shift, sample.dataset.rate_hz),
         *mended,
     ]
-    return CameraReport(depth, lag, color, tuple(found))
+    return CameraReport(depth, lags[camera], shift, color, tuple(found))
 
 
 def _leads(series: Sequence[Signals]) -> dict[str, signals.Lead]:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import scipy.ndimage
 from scipy.spatial import KDTree
 
 from hdvpd.data.calibration.views import (
     View,
     nearest_around,
+    silhouettes,
     surface_normals,
     world_points,
 )
 from hdvpd.errors import UserError, how_to_install
-from hdvpd.types import Float
+from hdvpd.types import Bool, Float
 
 Backend = Literal["auto", "open3d", "scipy"]
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -31,6 +33,10 @@ Indexer = Callable[[np.ndarray], Search]
 TANGENT_FOOTPRINTS = 3.0
 """How far beside a query, in pixel footprints, the nearest sample may lie to stand for the plane
 under the query. The nearest sample of a surface seen at 75 degrees is at most 2.1 away."""
+
+
+BLUR_PX = 0.7
+"""Of grey values, so that their slopes reach beyond a pixel."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,26 @@ class Surface:
     def front(self) -> Float[np.ndarray, "h w"]:
         """Least valid depth of the 3x3 pixels around each [m], inf without any."""
         return nearest_around(self.view.depth_m)
+
+    @functools.cached_property
+    def silhouettes(self) -> Bool[np.ndarray, "h w"]:
+        """Whether a surface ends at or beside each pixel."""
+        return silhouettes(self.view)
+
+    @functools.cached_property
+    def gradients(self) -> tuple[Float[np.ndarray, "h w"], ...]:
+        """Blurred grey values of the image in [0, 1], and their slopes per row and column."""
+        grey = self.view.rgb.mean(axis=-1, dtype=np.float64) / 255
+        grey = scipy.ndimage.gaussian_filter(grey, BLUR_PX)
+        if min(grey.shape) < 2:
+            return grey, np.zeros_like(grey), np.zeros_like(grey)
+        down, right = np.gradient(grey)
+        return grey, down, right
+
+    @functools.cached_property
+    def shades(self) -> Float[np.ndarray, "n"]:
+        """The blurred grey value at each sample."""
+        return self.gradients[0][self.view.depth_m > 0]
 
     @functools.cached_property
     def search(self) -> Search:

@@ -16,6 +16,10 @@ from hdvpd.data.calibration.views import Moment
 
 SCREENING_POINTS = 1500
 MAX_MISTAKES = 3
+GLANCE_POINTS = 250
+"""Points of an image by which explanations are told from those that are none."""
+GLANCED = 10
+"""Explanations that are measured after that."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,16 @@ def _best_step(
     ]
     pairs = [pair for pair in itertools.combinations(everywhere, 2) if pair[0].name != pair[1].name]
     for options in (singles, pairs):
+        likely = _likeliest(options, moments, index)
         tried = [
-            (option, measure(_without(option, moments), index, max_points)) for option in options
+            (option, measure(_without(option, moments), index, max_points)) for option in likely
         ]
         better = [
             (option, evidence)
             for option, evidence in tried
-            if _passing(evidence) > _passing(current) and not _parts(current, evidence)
+            if _passing(evidence) > _passing(current)
+            and not _parts(current, evidence)
+            and _mends(option, current, evidence)
         ]
         if better:
             best, evidence = max(better, key=lambda trial: _rank(trial[1]))
@@ -91,10 +98,26 @@ def _best_step(
     return None
 
 
+def _likeliest(
+    options: Sequence[tuple[Mistake, ...]], moments: Sequence[Moment], index: Indexer
+) -> list[tuple[Mistake, ...]]:
+    """Choose the explanations worth measuring, in their order, by few points of few moments."""
+    few = moments[:: max(len(moments) // 2, 1)][: 2 if len(options[0]) == 1 else 1]
+    ranks = [_rank(measure(_without(o, few), index, GLANCE_POINTS)) for o in options]
+    best = sorted(range(len(options)), key=lambda k: ranks[k], reverse=True)[:GLANCED]
+    return [options[k] for k in sorted(best)]
+
+
 def _parts(before: Evidence, after: Evidence) -> bool:
     """Say whether cameras that agreed no longer do: no explanation, whatever else it improves."""
     agreed = {p.cameras for p in before.pairs if _agrees(p)}
     return any(p.cameras in agreed and not _agrees(p) for p in after.pairs)
+
+
+def _mends(option: Sequence[Mistake], before: Evidence, after: Evidence) -> bool:
+    """Say whether a repaired camera itself passes: one that looks elsewhere contradicts nobody."""
+    cameras = {camera for mistake in option for camera in mistake.cameras}
+    return any(before.status(c) != "pass" and after.status(c) == "pass" for c in cameras)
 
 
 def _agrees(pair: PairEvidence) -> bool:

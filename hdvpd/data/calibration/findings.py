@@ -18,7 +18,7 @@ from hdvpd.errors import UserError
 Verdict = Literal["pass", "fail", "unproven", "note"]
 Topic = Literal[
     "structure", "depth", "intrinsics", "views", "robot", "colour", "time", "actions", "workspace",
-    "diagnosis",
+    "world", "diagnosis",
 ]  # fmt: skip
 
 
@@ -189,32 +189,6 @@ def color_finding(color: float | None) -> Finding:
         return Finding("colour", "fail", f"swapped RGB/BGR: reverse the last axis of rgb ({text})")
     numbers = f"declared colours fit {color:+.2f} rad better as RGB than as BGR"
     return Finding("colour", "pass" if color > limits.COLOR_ANGLE else "unproven", numbers)
-
-
-def lag_finding(lag: signals.Lag | None, rate_hz: float) -> Finding:
-    """Judge the time of a camera's images against the robot's motion."""
-    if lag is None:
-        text = "nothing moves, or too few frames: the time of the images is not checked"
-        return Finding("time", "unproven", text)
-    numbers = (
-        f"image motion follows robot motion best {lag.best:+d} frames late (correlation "
-        f"{max(lag.correlations):.2f}; {lag.at_zero:.2f} without lag, {lag.samples} samples)"
-    )
-    gain = max(lag.correlations) - lag.at_zero
-    if max(lag.correlations) < max(
-        limits.LAG_CORRELATION, limits.LAG_SIGMAS / np.sqrt(lag.samples)
-    ):
-        return Finding("time", "unproven", numbers)
-    if gain > max(limits.LAG_GAIN, 2 / np.sqrt(lag.samples)):
-        late = "late" if lag.best > 0 else "early"
-        text = (
-            f"images are {abs(lag.best)} frames ({abs(lag.best) / rate_hz:.3g} s) {late}: shift "
-            f"the images or the robot's arrays ({numbers})"
-        )
-        return Finding("time", "fail", text)
-    if lag.best != 0:
-        return Finding("time", "unproven", f"{numbers}: too close to call, look at more --episodes")
-    return Finding("time", "pass", numbers)
 
 
 def clock_findings(dataset: Dataset) -> Iterator[Finding]:

@@ -21,6 +21,13 @@ FRONT_SHARE = 0.01
 """Share of such points: exact data have none; flying pixels at depth edges are below 1 %."""
 BEHIND_M = 0.05
 """A point this far behind what another camera sees is hidden from it and says nothing."""
+SILHOUETTE_M = 0.01
+"""Beside a silhouette (`SLOPE_LIMIT`) a point this far behind the nearest of the 3x3 pixels around
+it may be seen or hidden within the width of a pixel, and says nothing either."""
+MOVED_M = 0.01
+"""Registration of two cameras may move the points of one by this much, median."""
+MOVED_FOOTPRINTS = 0.7
+"""The same in the spacing of the compared pixels, where that is more."""
 MIN_SHARED_POINTS = 100
 """Fewer shared points than this say nothing about two cameras."""
 MIN_SHARED_SHARE = 0.05
@@ -58,14 +65,17 @@ ASPECT = 0.02
 """Relative difference of the two focal lengths; pixels of real sensors are square to 1 %."""
 RATE = 0.05
 """Relative difference of the mean time step from 1 / rate_hz."""
-LAG_GAIN = 0.10
-"""By how much another lag must correlate better than lag 0 to be believed, at least."""
-LAG_CORRELATION = 0.30
-"""A correlation below this between robot and image motion says nothing about their lag."""
-LAG_SIGMAS = 3.0
-"""Nor does one below this many times 1 / sqrt(samples), the spread of a correlation of unrelated
-signals: the best of many lags exceeds twice that often enough, and a robot at constant speed gives
-nothing but unrelated signals."""
+LAG_CORRELATION = 0.5
+"""A correlation below this between robot and image motion says nothing about their lag: other
+things move, too."""
+LAG_CHANCE = 1e-3
+"""Probability that chance alone names a lag, over all lags that are looked at."""
+MIN_LAG_BLOCKS = 6
+"""Pieces of episodes, each longer than the motion remembers itself, that must agree on a lag."""
+MIN_LAG_MOMENTS = 4
+"""Moments in which the robot moves before its places in the images are compared over time."""
+LAG_STEPS = 0.15
+"""Lags below this [frames] are none: an image resolves no less where the robot moves slowly."""
 COLOR_ANGLE = 0.05
 """By how much [rad] observed colours must fit one reading of the channels better than the other."""
 SUGGESTED_COVER = 0.99

@@ -169,6 +169,13 @@ def _planar(view: View) -> View | None:
     return dataclasses.replace(view, depth_m=view.depth_m / rays)
 
 
+def _flipped(signs: tuple[float, float]) -> ViewRepair:
+    columns, rows = (slice(None, None, int(sign)) for sign in signs)
+    return lambda view: dataclasses.replace(
+        view, rgb=view.rgb[rows, columns], depth_m=view.depth_m[rows, columns]
+    )
+
+
 def _with_intrinsics(view: View, intrinsics: Float[np.ndarray, "3 3"]) -> View:
     return dataclasses.replace(view, intrinsics=intrinsics)
 
@@ -271,6 +278,16 @@ _OF_IMAGES: tuple[tuple[str, str, ViewRepair], ...] = (
         "divide depth by sqrt(1 + ((u - cx) / fx)^2 + ((v - cy) / fy)^2): it is the length of the "
         "ray, not planar z",
         _planar,
+    ),
+    (
+        "images mirrored left to right",
+        "reverse the columns of rgb and depth",
+        _flipped((-1.0, 1.0)),
+    ),
+    (
+        "images upside down",
+        "reverse the rows of rgb and depth",
+        _flipped((1.0, -1.0)),
     ),
     (
         "invalid depth stored as a code",

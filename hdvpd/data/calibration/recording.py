@@ -19,7 +19,7 @@ from hdvpd.data.arrays import (
     camera_array,
 )
 from hdvpd.data.calibration import signals
-from hdvpd.data.calibration.views import Moment, View, thin
+from hdvpd.data.calibration.views import PATH_REACH, Moment, View, thin
 from hdvpd.data.schema import EpisodeInfo, ObjectInfo
 from hdvpd.data.store import Dataset
 from hdvpd.kinematics import kinematic_points
@@ -144,13 +144,17 @@ def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapsho
             pose.reshape(-1, 4, 4)[0],
         )
         views[camera] = thin(view, MAX_PIXELS)
-    robot = None
+    robot, path = None, None
     if LINKS in values:
-        origins = values[LINKS][0, :, :3, 3].astype(np.float64)
-        if np.isfinite(origins).all():
-            robot = np.asarray(kinematic_points(origins, dataset.robot.skeleton))
-    moment = Moment(number, frame, views, robot)
+        robot = _finite(_points(dataset, number, LINKS, frame, 1))
+        if PATH_REACH <= frame < episode.length - PATH_REACH:
+            path = _finite(_points(dataset, number, LINKS, frame - PATH_REACH, 2 * PATH_REACH + 1))
+    moment = Moment(number, frame, views, None if robot is None else robot[0], path)
     return Snapshot(moment, stored, _colored_objects(dataset.objects(episode), values))
+
+
+def _finite(points: np.ndarray | None) -> np.ndarray | None:
+    return points if points is not None and np.isfinite(points).all() else None
 
 
 def _colored_objects(
@@ -182,7 +186,7 @@ def read_signals(dataset: Dataset, episode: EpisodeInfo) -> Signals:
         for name in (JOINT_POSITIONS, JOINT_TARGETS)
     )
     points, target_points = (
-        _points(dataset, number, name, length) for name in (LINKS, TARGET_LINKS)
+        _points(dataset, number, name, 0, length) for name in (LINKS, TARGET_LINKS)
     )
     if points is not None:
         motion = signals.point_motion(points)
@@ -191,8 +195,8 @@ def read_signals(dataset: Dataset, episode: EpisodeInfo) -> Signals:
     return Signals(image_motion, motion, joints, targets, points, target_points)
 
 
-def _points(dataset: Dataset, number: int, name: str, length: int) -> np.ndarray | None:
+def _points(dataset: Dataset, number: int, name: str, start: int, length: int) -> np.ndarray | None:
     if not dataset.has_array(number, name):
         return None
-    origins = dataset.read(number, name, 0, length)[..., :3, 3].astype(np.float64)
+    origins = dataset.read(number, name, start, length)[..., :3, 3].astype(np.float64)
     return np.asarray(kinematic_points(origins, dataset.robot.skeleton))

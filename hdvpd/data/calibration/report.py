@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,29 @@ import rich.markup
 import rich.table
 
 from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.agreement import Evidence, as_plain
+from hdvpd.data.calibration.agreement import Evidence, as_plain, measure
 from hdvpd.data.calibration.check import CameraReport, Report
-from hdvpd.data.calibration.clouds import choose_indexer
-from hdvpd.data.calibration.diagnosis import Diagnosis
-from hdvpd.data.calibration.findings import Finding
+from hdvpd.data.calibration.clouds import Indexer, choose_indexer
+from hdvpd.data.calibration.estimate import describe_fit
+from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_signals
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.wording import all_findings, cells_of, diagnosis_lines, verdict_line
 from hdvpd.data.writer import write_json
 from hdvpd.reporting import files
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3
+WORST_POINTS = 500
+"""Of an image by which the worst moment is found."""
 COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 
 
 def print_report(report: Report, console: rich.console.Console) -> None:
     """Print verdicts, numbers, what is wrong and what to do."""
     console.print(_table(report))
-    for subject, finding in _findings(report):
+    for subject, finding in all_findings(report):
         if finding.verdict != "pass" and finding.topic != "diagnosis":
             color = COLORS[finding.verdict]
             text = rich.markup.escape(f"{subject}, {finding.topic}: {finding.text}")
@@ -52,78 +55,9 @@ def _table(report: Report) -> rich.table.Table:
         table.add_column(column)
     for name, camera in report.cameras.items():
         color = COLORS[camera.status]
-        cells = _cells(name, camera, report.evidence)
+        cells = cells_of(name, camera, report.evidence)
         table.add_row(name, f"[{color}]{camera.status}[/{color}]", *cells)
     return table
-
-
-def _cells(name: str, camera: CameraReport, evidence: Evidence) -> list[str]:
-    pairs = [p for p in evidence.pairs if name in p.cameras and p.status != "unproven"]
-    robot = evidence.robots.get(name)
-    seen = robot is not None and robot.status != "unproven"
-    worst = max(pairs, key=lambda pair: pair.excess, default=None)
-    return [
-        f"{1e3 * worst.median_m:.1f} mm" if worst else "-",
-        f"{1e3 * worst.p95_m:.1f} mm" if worst else "-",
-        f"{100 * worst.in_front:.2f} %" if worst else "-",
-        f"{1e3 * robot.median_m:.0f} mm" if robot and seen else "-",
-        f"{100 * robot.detached:.1f} %" if robot and seen else "-",
-        f"{camera.depth.median_m:.4g} m, {100 * camera.depth.valid:.0f} % valid",
-        f"{camera.lag.best:+d}" if camera.lag else "-",
-    ]
-
-
-def _findings(report: Report) -> Iterator[tuple[str, Finding]]:
-    for name, camera in report.cameras.items():
-        for finding in camera.findings:
-            yield name, finding
-    for finding in report.findings:
-        yield "data set", finding
-
-
-def diagnosis_lines(report: Report) -> list[str]:
-    """Say what explains the failures, and what to do.
-
-    Returns:
-      One line per mistake and one on the result; a line that says so if nothing explains them.
-    """
-    diagnosis, repaired = report.diagnosis, report.repaired
-    sound = all(report.evidence.status(name) == "pass" for name in report.cameras)
-    if sound:
-        return []
-    if diagnosis is None or repaired is None:
-        return [
-            "None of the known mistakes explains this. Look at the pictures: is the robot where "
-            "its points are, and do the surfaces of two cameras meet?"
-        ]
-    lines = [
-        f"Diagnosis: {mistake.name} ({', '.join(mistake.cameras)}). Fix: {mistake.fix}."
-        for mistake in diagnosis.mistakes
-    ]
-    passing = [name for name in report.cameras if repaired.status(name) == "pass"]
-    pairs = [p for p in repaired.pairs if p.status != "unproven"]
-    numbers = "; ".join(
-        f"{' and '.join(p.cameras)} then agree to {1e3 * p.median_m:.1f} mm (95 %: "
-        f"{1e3 * p.p95_m:.1f} mm)"
-        for p in pairs
-    )
-    if diagnosis.alternatives:
-        lines.append(f"This would fit too, but not better: {'; '.join(diagnosis.alternatives)}.")
-    result = f"With this undone the geometry of {', '.join(passing)} is proven"
-    return [*lines, f"{result}; {numbers}." if numbers else f"{result}."]
-
-
-def verdict_line(report: Report) -> str:
-    """Say in one line whether the data set passes, and what that rests on."""
-    episodes = len({moment.episode for moment in report.moments})
-    basis = (
-        f"{len(report.moments)} frames of {episodes} episodes, nearest points by {report.search}"
-    )
-    if report.passed:
-        return f"PASS: the calibration is proven for {', '.join(report.cameras)} ({basis})."
-    bad = [f"{n} {c.status}" for n, c in report.cameras.items() if c.status != "pass"]
-    bad += [f"{f.topic} of the data set" for f in report.findings if f.verdict == "fail"]
-    return f"FAIL: {', '.join(bad)} ({basis})."
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -151,9 +85,15 @@ def write_report(report: Report, folder: Path) -> Path:
 
 def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
     """Draw all pictures of a report: caption and PNG by file name."""
-    pictures = _draw(report.moments, "")
-    if report.diagnosis is not None:
-        pictures |= _draw(report.diagnosis.repair(report.moments), "-repaired")
+    _, index = choose_indexer("scipy")
+    moments, repaired = list(report.moments), report.found.moments
+    if repaired is not None:
+        kept = {(m.episode, m.frame) for m in repaired}
+        moments = [m for m in moments if (m.episode, m.frame) in kept]
+    shown = worst_moments(moments, report.evidence, index)
+    pictures = _draw(moments, shown, "", index)
+    if repaired is not None:
+        pictures |= _draw(repaired, shown, "-repaired", index)
     lags = {name: camera.lag for name, camera in report.cameras.items() if camera.lag}
     if lags or report.leads:
         pictures["check-signals.png"] = (
@@ -167,13 +107,33 @@ def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def _draw(moments: Sequence[Moment], suffix: str) -> dict[str, tuple[str, np.ndarray]]:
-    _, index = choose_indexer("scipy")
+def worst_moments(
+    moments: Sequence[Moment], evidence: Evidence, index: Indexer
+) -> dict[tuple[str, str], int]:
+    """Choose for each pair of cameras the moment to show.
+
+    Returns:
+      Which moment, by pair: where a failing pair disagrees most, else the middle one.
+    """
+    shown = {pair.cameras: len(moments) // 2 for pair in evidence.pairs}
+    for pair in evidence.pairs:
+        if pair.status == "fail":
+            alone = [
+                dataclasses.replace(m, robot=None, views={n: m.views[n] for n in pair.cameras})
+                for m in moments
+            ]
+            worst = [measure([m], index, WORST_POINTS).pairs[0].excess for m in alone]
+            shown[pair.cameras] = int(np.argmax(np.nan_to_num(worst)))
+    return shown
+
+
+def _draw(
+    moments: Sequence[Moment], chosen: Mapping[tuple[str, str], int], suffix: str, index: Indexer
+) -> dict[str, tuple[str, np.ndarray]]:
     pictures: dict[str, tuple[str, np.ndarray]] = {}
-    state = "with the diagnosed mistakes undone" if suffix else "as stored"
-    middle = moments[len(moments) // 2]
+    state = "after the correction" if suffix else "as stored"
     shown = [moments[i] for i in spread(ROBOT_TILES, len(moments))]
-    cameras = list(middle.views)
+    cameras = list(moments[0].views)
     for target in cameras:
         if any(moment.robot is not None for moment in shown):
             pictures[f"check-robot-{target}{suffix}.png"] = (
@@ -182,34 +142,39 @@ def _draw(moments: Sequence[Moment], suffix: str) -> dict[str, tuple[str, np.nda
                 overlay_robot(shown, target, index),
             )
         for source in (name for name in cameras if name != target):
+            pair = (source, target) if (source, target) in chosen else (target, source)
+            moment = moments[chosen[pair]]
             pictures[f"check-{source}-in-{target}{suffix}.png"] = (
-                f"{target}, {state} (episode {middle.episode}, frame {middle.frame}): its image; "
+                f"{target}, {state} (episode {moment.episode}, frame {moment.frame}): its image; "
                 f"the cloud of {source} as it should appear there; distance of that cloud from "
                 "what is seen, green 0, yellow 2 cm, red 4 cm and more, magenta: seen through.",
-                overlay_views(middle, source, target, index),
+                overlay_views(moment, source, target, index),
             )
     return pictures
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the whole report as plain JSON values, in metres; None where there is no number."""
-    diagnosis, workspace = report.diagnosis, report.workspace
+    workspace = report.workspace
     return {
         "format": "hdvpd-check",
         "version": 1,
         "data": str(report.path),
         "identity": report.identity,
         "passed": report.passed,
+        "verdict": report.verdict,
         "search": report.search,
         "frames": [[moment.episode, moment.frame] for moment in report.moments],
         "cameras": {name: _camera_json(camera) for name, camera in report.cameras.items()},
         "evidence": _evidence_json(report.evidence),
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "world": None if report.world is None else dataclasses.asdict(report.world),
         "leads": {name: dataclasses.asdict(lead) for name, lead in report.leads.items()},
         "workspace": None
         if workspace is None
         else dict(zip(("min", "max"), (c.tolist() for c in workspace), strict=True)),
-        "diagnosis": None if diagnosis is None else _diagnosis_json(diagnosis, report.repaired),
+        "odd_episodes": list(report.found.odd_episodes),
+        "diagnosis": _explanation_json(report.found),
         "limits": {name: value for name, value in vars(limits).items() if name.isupper()},
     }
 
@@ -219,6 +184,7 @@ def _camera_json(camera: CameraReport) -> dict[str, Any]:
         "status": camera.status,
         "depth": dataclasses.asdict(camera.depth),
         "lag": None if camera.lag is None else dataclasses.asdict(camera.lag),
+        "shift": None if camera.shift is None else dataclasses.asdict(camera.shift),
         "color_preference_rad": camera.color,
         "findings": [dataclasses.asdict(finding) for finding in camera.findings],
     }
@@ -231,14 +197,22 @@ def _evidence_json(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _diagnosis_json(diagnosis: Diagnosis, repaired: Evidence | None) -> dict[str, Any]:
+def _explanation_json(found: Explanation) -> dict[str, Any] | None:
+    if found.evidence is None:
+        return None
+    mistakes = found.diagnosis.mistakes if found.diagnosis else ()
+    alternatives = list(found.diagnosis.alternatives) if found.diagnosis else []
+    corrections = describe_fit(found.estimate.fit) if found.estimate else []
+    if found.estimate:
+        alternatives += [", ".join(describe_fit(fit)) for fit in found.estimate.alternatives]
     return {
         "mistakes": [
             {"name": mistake.name, "cameras": list(mistake.cameras), "fix": mistake.fix}
-            for mistake in diagnosis.mistakes
+            for mistake in mistakes
         ],
-        "alternatives": list(diagnosis.alternatives),
-        "repaired": None if repaired is None else _evidence_json(repaired),
+        "corrections": corrections,
+        "alternatives": alternatives,
+        "repaired": _evidence_json(found.evidence),
     }
 
 
@@ -247,12 +221,12 @@ def render_page(report: Report, pictures: Mapping[str, tuple[str, bytes]]) -> st
     head = ["camera", "verdict", "other views, median", "95 %", "in front", "robot, median",
             "detached", "depth", "lag [frames]"]  # fmt: skip
     rows = "".join(
-        _row("td", [name, camera.status, *_cells(name, camera, report.evidence)], camera.status)
+        _row("td", [name, camera.status, *cells_of(name, camera, report.evidence)], camera.status)
         for name, camera in report.cameras.items()
     )
     findings = "".join(
         _row("td", [subject, f.topic, f.verdict, f.text], f.verdict)
-        for subject, f in _findings(report)
+        for subject, f in all_findings(report)
     )
     lines = "".join(f"<p><b>{html.escape(line)}</b></p>" for line in diagnosis_lines(report))
     figures = "".join(
@@ -261,7 +235,7 @@ def render_page(report: Report, pictures: Mapping[str, tuple[str, bytes]]) -> st
         for name, (caption, data) in pictures.items()
     )
     title = html.escape(f"Calibration of {report.path}")
-    status = "pass" if report.passed else "fail"
+    status = report.verdict
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.stats
 
+from hdvpd.data.calibration import limits
 from hdvpd.types import Float, UInt8
 
 MAX_LAG = 5
 MOVING = 1e-3
 """A joint or coordinate that moves less [rad or m] in an episode stands still."""
 MIN_SAMPLES = 12
+MIN_BLOCK = 6
+"""Intervals in a piece of an episode that can speak for or against a lag."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,18 @@ class Lag:
     Attributes:
       lags: [frames]; positive means that the images are late.
       correlations: at those lags.
-      samples: frames that were compared at lag 0.
+      samples: intervals that were compared.
+      effective: how many of them are independent, as both signals remember their past (Bartlett).
+      blocks: pieces of episodes, longer than that memory, that can agree or not.
+      agreement: mean gain of the best lag over lag 0 in the blocks, in its standard errors.
     """
 
     lags: tuple[int, ...]
     correlations: tuple[float, ...]
     samples: int
+    effective: float
+    blocks: int
+    agreement: float
 
     @property
     def best(self) -> int:
@@ -40,6 +50,27 @@ class Lag:
     def at_zero(self) -> float:
         """Correlation without lag."""
         return self.correlations[self.lags.index(0)]
+
+    @property
+    def correlates(self) -> bool:
+        """Whether the motion in the images is that of the robot at all, at the best lag."""
+        chance = -scipy.stats.norm.ppf(limits.LAG_CHANCE / len(self.lags))
+        best = max(self.correlations)
+        needed = max(limits.LAG_CORRELATION, np.tanh(chance / np.sqrt(max(self.effective - 3, 1))))
+        return bool(self.effective > 4 and best >= needed)
+
+    @property
+    def proven(self) -> bool:
+        """Whether the best lag, if it is not 0, is more than chance.
+
+        It must be an inner maximum, correlate, and be better than lag 0 in the blocks by more than
+        they scatter (Student's t, corrected for the number of lags).
+        """
+        inner = abs(self.best) < max(self.lags)
+        if not (self.correlates and inner) or self.blocks < limits.MIN_LAG_BLOCKS:
+            return False
+        needed = scipy.stats.t.isf(limits.LAG_CHANCE / len(self.lags), self.blocks - 1)
+        return bool(self.agreement > needed)
 
 
 @dataclass(frozen=True)
@@ -111,20 +142,51 @@ def align(
     if max(float(np.ptp(r)) for r in robot) < MOVING / 10:
         return None
     lags = tuple(range(-reach, reach + 1))
-    found = tuple(_correlation(robot, image, lag) for lag in lags)
-    return Lag(lags, found, sum(len(r) for r in robot))
+    pairs = [_centred(r, i) for r, i in zip(robot, image, strict=True)]
+    # Rows at which every lag can be read, so that all lags are judged by the same.
+    products = {
+        lag: [r[reach : len(r) - reach] * i[reach + lag : len(i) - reach + lag] for r, i in pairs]
+        for lag in lags
+    }
+    scale = np.sqrt(sum((r**2).sum() for r, _ in pairs) * sum((i**2).sum() for _, i in pairs))
+    share = sum(len(r) for r, _ in pairs) / max(sum(len(p) for p in products[0]), 1)
+    found = [float(share * sum(p.sum() for p in products[k]) / max(scale, 1e-12)) for k in lags]
+    memory = _memory(pairs)
+    best = lags[int(np.argmax(found))]
+    gains = [
+        np.mean(piece)
+        for at_best, at_zero in zip(products[best], products[0], strict=True)
+        for piece in _pieces(at_best - at_zero, max(MIN_BLOCK, int(np.ceil(2 * memory))))
+    ]
+    spread = np.std(gains, ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else np.inf
+    samples = sum(len(r) for r in robot)
+    agreement = float(np.mean(gains) / max(spread, 1e-12)) if gains else 0.0
+    return Lag(lags, tuple(found), samples, samples / memory, len(gains), agreement)
 
 
-def _correlation(robot: Sequence[np.ndarray], image: Sequence[np.ndarray], lag: int) -> float:
-    first, second = [], []
-    for r, i in zip(robot, image, strict=True):
-        # Positive lag: what the robot did at t shows in the image at t + lag.
-        r, i = (r[: len(r) - lag], i[lag:]) if lag >= 0 else (r[-lag:], i[:lag])
-        first.append(r - r.mean())
-        second.append(i - i.mean())
-    x, y = np.concatenate(first), np.concatenate(second)
-    scale = np.sqrt((x**2).sum() * (y**2).sum())
-    return float((x * y).sum() / scale) if scale > 0 else 0.0
+def _centred(robot: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return robot - robot.mean(), image - image.mean()
+
+
+def _memory(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return how many successive samples count as one, by Bartlett's formula, at least 1."""
+    total, shortest = 1.0, min(len(r) for r, _ in pairs)
+    for lag in range(1, max(shortest // 2, 2)):
+        both = [_autocorrelation([p[k] for p in pairs], lag) for k in (0, 1)]
+        if min(both) <= 0.05:
+            break
+        total += 2 * both[0] * both[1]
+    return total
+
+
+def _autocorrelation(signals: Sequence[np.ndarray], lag: int) -> float:
+    power = sum(float((s**2).sum()) for s in signals)
+    return sum(float((s[lag:] * s[:-lag]).sum()) for s in signals) / max(power, 1e-12)
+
+
+def _pieces(values: np.ndarray, length: int) -> list[np.ndarray]:
+    """Cut an episode into pieces of at least this length; a short one is a piece of its own."""
+    return np.array_split(values, max(len(values) // length, 1)) if len(values) else []
 
 
 def target_lead(

@@ -18,6 +18,10 @@ SLOPE_LIMIT = 6.0
 surface seen at 80 degrees from its normal steps by 5.7 footprints."""
 
 
+PATH_REACH = 3
+"""Frames before and after a moment at which the robot is known."""
+
+
 @dataclass(frozen=True)
 class View:
     """What one camera saw at one instant, and where it is said to stand.
@@ -68,12 +72,15 @@ class Moment:
       frame: of the episode.
       views: by camera.
       robot: kinematic points of the robot in the world [m]; None where link poses are unknown.
+      path: the same points from `PATH_REACH` frames before to as many after; None where the
+        episode is too short for that.
     """
 
     episode: int
     frame: int
     views: Mapping[str, View]
     robot: Float[np.ndarray, "p 3"] | None = None
+    path: Float[np.ndarray, "f p 3"] | None = None
 
 
 def thin(view: View, max_pixels: int) -> View:
@@ -148,6 +155,16 @@ def nearest_around(depth_m: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "h w"
     """Return the least valid depth [m] of the 3x3 pixels around each, inf where there is none."""
     known = np.where(depth_m > 0, depth_m, np.inf)
     return scipy.ndimage.minimum_filter(known, size=3, mode="constant", cval=np.inf)
+
+
+def silhouettes(view: View) -> Bool[np.ndarray, "h w"]:
+    """Say for every pixel whether a surface ends within the 3x3 pixels around it."""
+    known = np.where(view.depth_m > 0, view.depth_m, -np.inf)
+    farthest = scipy.ndimage.maximum_filter(known, size=3, mode="constant", cval=-np.inf)
+    nearest = nearest_around(view.depth_m)
+    # Across three pixels the steps of a steep surface add up.
+    with np.errstate(invalid="ignore"):
+        return farthest - nearest > 2 * SLOPE_LIMIT * view.pixel_angle * nearest
 
 
 def surface_normals(view: View, points: Float[np.ndarray, "h w 3"]) -> Float[np.ndarray, "h w 3"]:

@@ -162,11 +162,27 @@ class Recording:
     robot_xml: str = ""
     warnings: tuple[str, ...] = ()
 
-    def frames(self, rows: Sequence[int]) -> Iterator[Mapping[str, RgbdImage]]:
-        """Yield the pictures of all cameras at ascending rows, row by row."""
-        streams = [camera.read(rows) for camera in self.cameras.values()]
+    def frames(
+        self, rows: Sequence[int], late_s: Mapping[str, float] | None = None
+    ) -> Iterator[Mapping[str, RgbdImage]]:
+        """Yield the pictures of all cameras at ascending rows, row by row.
+
+        Args:
+          rows: frames of the source.
+          late_s: by how much the images of a camera are late [s]; later ones are taken.
+        """
+        streams = [
+            camera.read(self._later(rows, (late_s or {}).get(name, 0.0)))
+            for name, camera in self.cameras.items()
+        ]
         for shown in zip(*streams, strict=True):
             yield dict(zip(self.cameras, shown, strict=True))
+
+    def _later(self, rows: Sequence[int], late_s: float) -> Sequence[int]:
+        if not late_s:
+            return rows
+        wanted = self.time_s[np.asarray(rows)] + late_s
+        return [int(np.argmin(np.abs(self.time_s - time))) for time in wanted]
 
 
 class AbstractSource(abc.ABC):

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data import resizing, schema, writer
-from hdvpd.data.arrays import camera_array
+from hdvpd.data.arrays import LINKS, TARGET_LINKS, camera_array
+from hdvpd.data.corrections import Corrections
 from hdvpd.data.importers import base, conversions, describe
 from hdvpd.data.importers.describe import Job
 from hdvpd.data.importers.faults import BadEpisodeError, SourcePlace
@@ -40,13 +41,15 @@ def import_episode(
     """
     number, episode = item
     try:
-        with job.source().open(episode) as recording:
+        source = job.source()
+        corrections = source.options.sidecar.corrections
+        with source.open(episode) as recording:
             prepared = prepare(recording, episode.place, job.settings)
             describe.require_alike(prepared, description, episode.place)
             meta = _meta(episode, recording, prepared, number, description)
             with writer.new_episode(job.out, number, meta) as target:
-                target.write(prepared.arrays)
-                _write_images(target, recording, prepared, episode.place)
+                target.write(corrected_arrays(prepared, corrections))
+                _write_images(target, recording, prepared, episode.place, corrections)
     except BadEpisodeError as error:
         if not skip_bad:
             raise
@@ -78,6 +81,7 @@ def _write_images(
     recording: base.Recording,
     prepared: Prepared,
     place: SourcePlace,
+    corrections: Corrections,
 ) -> None:
     """Stream the images, a shard at a time: one is compressed while the next is decoded."""
     frames = len(prepared.rows)
@@ -87,7 +91,8 @@ def _write_images(
         shapes[camera_array(name, "depth")] = size, np.float32
     for array, (shape, dtype) in shapes.items():
         target.create(array, (frames, *shape), dtype)
-    pictures = recording.frames(prepared.rows.tolist())
+    late_s = {name: camera.lag_s for name, camera in corrections.cameras.items()}
+    pictures = recording.frames(prepared.rows.tolist(), late_s)
     for start in range(0, frames, writer.MAX_SHARD_FRAMES):
         count = min(writer.MAX_SHARD_FRAMES, frames - start)
         shard = {
@@ -100,7 +105,33 @@ def _write_images(
                 rgb, depth = (shard[camera_array(name, key)] for key in ("rgb", "depth"))
                 rgb[k] = resizing.resize_rgb(image.rgb[None], *size)[0]
                 depth[k] = resizing.resize_depth(image.depth_m[None], *size)[0]
+        for name, correction in corrections.cameras.items():
+            if name in prepared.sizes:
+                rgb, depth = (camera_array(name, key) for key in ("rgb", "depth"))
+                at = prepared.arrays[camera_array(name, "intrinsics")]
+                matrices = correction.matrices(at if at.ndim == 2 else at[start : start + count])
+                shard[rgb] = np.ascontiguousarray(correction.images(shard[rgb]))
+                metres = correction.depth_scale * correction.depth(shard[depth], matrices, 1.0)
+                shard[depth] = metres.astype(np.float32)
         target.write_frames(start, shard)
+
+
+def corrected_arrays(prepared: Prepared, corrections: Corrections) -> Mapping[str, np.ndarray]:
+    """Return the arrays of an episode but for its images, corrected.
+
+    Args:
+      prepared: the recording in native form.
+      corrections: of cameras and robot; those of cameras that are not imported do nothing.
+    """
+    arrays = dict(prepared.arrays)
+    for name, correction in corrections.cameras.items():
+        if name in prepared.sizes:
+            matrix, pose = (camera_array(name, key) for key in ("intrinsics", "camera_to_world"))
+            arrays[matrix] = correction.matrices(arrays[matrix])
+            arrays[pose] = correction.poses(arrays[pose])
+    for links in (LINKS, TARGET_LINKS) if corrections.moves_robot else ():
+        arrays[links] = (corrections.robot @ arrays[links]).astype(np.float32)
+    return arrays
 
 
 def check_depth(image: base.RgbdImage, camera: str, place: SourcePlace, frame: int) -> None:

@@ -8,22 +8,23 @@ import rich.console
 
 from hdvpd.data import store, writer
 from hdvpd.data.calibration.check import Report, check
+from hdvpd.data.calibration.estimate import describe_fit
 from hdvpd.data.calibration.report import print_report, write_report
 from hdvpd.errors import UserError
 
-FRAMES = 8
-"""Of the episode; more than `hdvpd data check` takes of each of its several episodes."""
+EPISODES, FRAMES = 3, 4
+"""Looked at: the first, the middle and the last episode."""
 
 
 def prove(path: Path) -> None:
-    """Check the calibration of a finished import by its first episode.
+    """Check the calibration of a finished import by its first, middle and last episode.
 
     Prints and writes what `hdvpd data check` does, and records the verdict as `source.calibration`
     in dataset.json. A calibration that is not proven is a warning: what was imported stays.
     """
     console = rich.console.Console()
     try:
-        report = check(path, episodes=1, frames=FRAMES)
+        report = check(path, episodes=EPISODES, frames=FRAMES)
         _record(report)
         # What the report belongs to is the data set with this record.
         report = dataclasses.replace(report, identity=store.Dataset(path).identity())
@@ -45,11 +46,13 @@ def prove(path: Path) -> None:
 def _record(report: Report) -> None:
     file = report.path / "dataset.json"
     description: dict[str, Any] = store.read_json(file)
-    mistakes = [] if report.diagnosis is None else report.diagnosis.mistakes
+    found = report.found
+    mistakes = found.diagnosis.mistakes if found.diagnosis else ()
     description["source"]["calibration"] = {
-        "episode": report.moments[0].episode,
+        "episodes": sorted({moment.episode for moment in report.moments}),
         "passed": report.passed,
         "cameras": {name: camera.status for name, camera in report.cameras.items()},
         "mistakes": [f"{mistake.name} ({', '.join(mistake.cameras)})" for mistake in mistakes],
+        "corrections": describe_fit(found.estimate.fit) if found.estimate else [],
     }
     writer.write_json(file, description)

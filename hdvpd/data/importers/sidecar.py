@@ -14,6 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from hdvpd.data import pinhole
+from hdvpd.data.corrections import Corrections, parse_corrections
 from hdvpd.data.importers import conversions
 from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.robot_model import Joint
@@ -69,6 +70,7 @@ class Sidecar:
       base_to_world: pose of the robot model's root, or None.
       workspace: lower and upper corner of the workspace box [m], or None.
       extrinsics: what camera poses recorded in the source mean, or None.
+      corrections: of the imported arrays, as `hdvpd data calibrate` writes them.
     """
 
     file: Path = Path()
@@ -78,6 +80,7 @@ class Sidecar:
     base_to_world: Float[np.ndarray, "4 4"] | None = None
     workspace: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     extrinsics: conversions.PoseReading | None = None
+    corrections: Corrections = field(default_factory=Corrections)
 
 
 def read_sidecar(file: Path) -> Sidecar:
@@ -104,6 +107,9 @@ def read_sidecar(file: Path) -> Sidecar:
             base_to_world=_base(_object(raw.get("robot", {}), "robot")),
             workspace=_workspace(raw.get("workspace")),
             extrinsics=_extrinsics(raw.get("extrinsics")),
+            corrections=parse_corrections(raw["corrections"], file)
+            if "corrections" in raw
+            else Corrections(),
         )
     except _FaultError as fault:
         raise UserError(f"{file}: {fault} See docs/importing.md.") from fault

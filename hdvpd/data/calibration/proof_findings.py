@@ -1,0 +1,99 @@
+"""Findings on time and on the world as a whole: what is proven, and by what."""
+
+from collections.abc import Iterator, Mapping
+
+from hdvpd.data.calibration.findings import Finding
+from hdvpd.data.calibration.proofs import WorldProofs
+from hdvpd.data.calibration.signals import Lag
+from hdvpd.data.calibration.timing import Shift
+
+
+def lag_finding(
+    camera: str, lags: Mapping[str, Lag | None], shift: Shift | None, rate_hz: float
+) -> Finding:
+    """Judge the time of a camera's images.
+
+    Args:
+      camera: its name.
+      lags: by camera, by the motion in the images.
+      shift: by the robot's places in the camera's depth.
+      rate_hz: of the data set.
+    """
+    lag = lags[camera]
+    numbers = _numbers(lag, shift)
+    if lag is None and (shift is None or not shift.decides):
+        text = "nothing moves, or too few frames: the time of the images is not checked"
+        return Finding("time", "unproven", text)
+    if shift is not None and shift.proven:
+        error = f" +- {shift.error:.1g}"
+        return _shifted(shift.lag, error, rate_hz, numbers)
+    if lag is not None and lag.best and lag.proven:
+        others = [other for other in lags.values() if other is not None and other.correlates]
+        if all(abs(other.best - lag.best) <= 1 for other in others):
+            what = "" if shift is None or not shift.decides else " against depth and robot"
+            return _shifted(float(lag.best), what, rate_hz, numbers)
+        return Finding("time", "unproven", f"{numbers}; the cameras do not agree on a lag")
+    if shift is not None and shift.decides and abs(shift.lag) < 3 * shift.error + 0.5:
+        return Finding("time", "pass", numbers)
+    if lag is not None and lag.correlates and lag.best == 0:
+        return Finding("time", "pass", numbers)
+    return Finding("time", "unproven", f"{numbers}: this proves no lag, and none excluded")
+
+
+def _shifted(lag: float, error: str, rate_hz: float, numbers: str) -> Finding:
+    late = "late" if lag > 0 else "early"
+    text = (
+        f"images are {abs(lag):.2g}{error} frames ({abs(lag) / rate_hz:.2g} s) {late}: shift the "
+        f"images or the robot's arrays ({numbers})"
+    )
+    return Finding("time", "fail", text)
+
+
+def _numbers(lag: Lag | None, shift: Shift | None) -> str:
+    parts = []
+    if shift is not None:
+        parts.append(
+            f"the robot fits the depth best {shift.lag:+.2f} +- {shift.error:.2f} frames late "
+            f"({shift.moments} moments)"
+        )
+    if lag is not None:
+        parts.append(
+            f"image motion follows robot motion best {lag.best:+d} frames late (correlation "
+            f"{max(lag.correlations):.2f}; {lag.at_zero:.2f} without lag; {lag.samples} samples, "
+            f"{lag.effective:.0f} of them independent)"
+        )
+    return "; ".join(parts)
+
+
+def world_findings(world: WorldProofs | None) -> Iterator[Finding]:
+    """Judge handedness and scale of the world as a whole."""
+    if world is None:
+        text = (
+            "handedness and scale are not proven: cameras agree in a mirrored or scaled world, "
+            "too; a robot model with link poses (--robot at import) would prove both"
+        )
+        yield Finding("world", "unproven", text)
+        return
+    if world.mirrored is not None:
+        text = (
+            f"the world is mirrored: with the images mirrored {world.mirrored} the robot is where "
+            f"they show it ({-world.flips[world.mirrored]:.0f} standard errors better)"
+        )
+        yield Finding("world", "fail", text)
+    elif world.handedness:
+        text = f"handedness: the robot fits no mirror image ({_sigmas(world)} standard errors)"
+        yield Finding("world", "pass", text)
+    else:
+        text = "handedness is not proven: the robot fits a mirror image as well"
+        yield Finding("world", "unproven", text)
+    if world.scale is None:
+        text = "scale is not proven: the robot moves too little in the images, or is not seen"
+        yield Finding("world", "unproven", text)
+    else:
+        percent = 100 * (world.scale - 1)
+        text = f"scale: the robot excludes errors of {percent:.0f} % and more"
+        yield Finding("world", "pass", text)
+
+
+def _sigmas(world: WorldProofs) -> str:
+    return " and ".join(f"{value:.0f}" for value in world.flips.values())

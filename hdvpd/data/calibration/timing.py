@@ -1,0 +1,138 @@
+"""When was an image taken? The robot's places over time tell, to fractions of a step.
+
+The distance of a kinematic point from the surface around it is that of its place in the link, at
+every moment. Where the robot moves, points of another time lie elsewhere: the lag is where the
+distances of each point scatter least around their median.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.interpolate
+import scipy.stats
+
+from hdvpd.data.calibration import limits
+from hdvpd.data.calibration.clouds import Indexer, observe
+from hdvpd.data.calibration.views import PATH_REACH, Moment, View, locate, project
+from hdvpd.types import Float
+
+STEP = 0.25
+"""Lags are tried in steps of this [frames]."""
+MIN_STEP_M = 0.005
+"""A point that moves less than this per frame says nothing about time."""
+CAP_M = 0.08
+"""A distance that differs by more than this is another surface's."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The time of a camera's images relative to the robot, by where the robot is in them.
+
+    Attributes:
+      lag: [frames]; positive means that the images are late.
+      error: its standard error over the moments [frames].
+      moments: in which enough of the robot moves.
+      gain: by how much the distances scatter less than without lag, in standard errors.
+      inner: whether the best lag lies inside the search, so that it is one.
+    """
+
+    lag: float
+    error: float
+    moments: int
+    gain: float
+    inner: bool
+
+    @property
+    def decides(self) -> bool:
+        """Whether this says anything at all."""
+        return self.inner and self.moments >= limits.MIN_LAG_MOMENTS and self.error < 0.5
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is a lag that is more than chance."""
+        needed = scipy.stats.t.isf(limits.LAG_CHANCE, max(self.moments - 1, 1))
+        clear = abs(self.lag) > max(limits.LAG_STEPS, 5 * self.error)
+        return bool(self.decides and clear and self.gain > needed)
+
+
+def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift | None:
+    """Find the time of a camera's images by the robot in them.
+
+    Args:
+      moments: what was seen; those without the robot's path say nothing.
+      camera: whose images.
+      index: makes the nearest-point search.
+
+    Returns:
+      None if the robot moves in too few moments.
+    """
+    lags = np.arange(-PATH_REACH, PATH_REACH + STEP / 2, STEP)
+    seen = [
+        (distances, weights)
+        for moment in moments
+        if moment.path is not None
+        and (found := _distances(moment.views[camera], moment.path, lags, index)) is not None
+        for distances, weights in [found]
+    ]
+    if len(seen) < limits.MIN_LAG_MOMENTS:
+        return None
+    distances = np.stack([d for d, _ in seen])
+    weights = np.stack([w for _, w in seen])
+    costs = _scatter(distances, weights)
+    best, inner = _vertex(lags, costs.sum(axis=0))
+    each = [_vertex(lags, np.delete(costs, k, axis=0).sum(axis=0))[0] for k in range(len(costs))]
+    count = len(costs)
+    error = float(np.sqrt((count - 1) / count * ((each - np.mean(each)) ** 2).sum()))
+    zero, at = int(np.argmin(np.abs(lags))), int(np.argmin(costs.sum(axis=0)))
+    gains = costs[:, zero] - costs[:, at]
+    spread = np.std(gains, ddof=1) / np.sqrt(count)
+    return Shift(best, error, count, float(gains.mean() / max(spread, 1e-12)), inner)
+
+
+def _distances(
+    view: View, path: Float[np.ndarray, "f p 3"], lags: np.ndarray, index: Indexer
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return distances from the seen surface by lag and point, and how fast each point moves."""
+    surface = observe(view, index)
+    speed = np.linalg.norm(path[PATH_REACH + 1] - path[PATH_REACH - 1], axis=-1) / 2
+    if surface is None or (speed > MIN_STEP_M).sum() < 1:
+        return None
+    spline = scipy.interpolate.CubicSpline(np.arange(-PATH_REACH, PATH_REACH + 1), path)
+    # An image that is late by a lag shows where the robot was that long ago.
+    points = spline(-lags).reshape(-1, 3)
+    pixels, depth = project(points, view)
+    row, column, inside = locate(pixels, view)
+    front = surface.front[row, column]
+    visible = inside & (depth < front + limits.LINK_DEPTH_M)
+    shape = (len(lags), path.shape[1])
+    distance = np.full(len(points), CAP_M)
+    if visible.any():
+        distance[visible] = surface.search(points[visible])[0]
+    always = inside.reshape(shape).all(axis=0) & visible.reshape(shape).any(axis=0)
+    weights = np.where(always & (speed > MIN_STEP_M), speed, 0.0)
+    return (distance.reshape(shape), weights) if weights.any() else None
+
+
+def _scatter(
+    distances: Float[np.ndarray, "m l p"], weights: Float[np.ndarray, "m p"]
+) -> Float[np.ndarray, "m l"]:
+    """Return by moment and lag how much distances differ from the median of their point."""
+    used = np.where((weights > 0)[:, None], distances, np.nan)
+    known = (weights > 0).any(axis=0)
+    place = np.zeros(distances.shape[1:])
+    place[:, known] = np.nanmedian(used[..., known], axis=0)
+    off = np.minimum(np.abs(distances - place), CAP_M)
+    return (off**2 * weights[:, None]).sum(axis=-1)
+
+
+def _vertex(lags: np.ndarray, costs: np.ndarray) -> tuple[float, bool]:
+    """Return where a parabola through the costs around the least is lowest, and if it is inside."""
+    at = int(np.argmin(costs))
+    reach = 2
+    if not reach <= at < len(lags) - reach:
+        return float(lags[at]), False
+    near = slice(at - reach, at + reach + 1)
+    a, b, _ = np.polyfit(lags[near] - lags[at], costs[near], 2)
+    offset = float(np.clip(-b / (2 * a), -STEP, STEP)) if a > 0 else 0.0
+    return float(lags[at]) + offset, True
