@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd import files
 from hdvpd.data import store, writer
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.clouds import Backend
@@ -19,6 +18,7 @@ from hdvpd.data.calibration.images import sentinel
 from hdvpd.data.calibration.views import Moment, View
 from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections
 from hdvpd.errors import UserError
+from hdvpd.reporting import files
 
 TOLERANCE = 1e-6
 """Corrections that differ by more between moments are not one correction."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from hdvpd.data.calibration import findings, proof_findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
-from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
+from hdvpd.data.calibration.clouds import Backend, Indexer, choose_indexer, suggest_box
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.explanation import Explanation, explain
 from hdvpd.data.calibration.findings import Finding
@@ -136,12 +136,6 @@ def check(
     found = explain(moments, evidence, index)
     leads = _leads(sample.series)
     world = world_proofs(moments, index)
-    lags = {
-        name: signals.align(
-            [s.robot_motion for s in sample.series], [s.image_motion[name] for s in sample.series]
-        )
-        for name in dataset.cameras
-    }
     workspace = _suggest_workspace(sample) if sound else None
     return Report(
         path=dataset.path,
@@ -150,17 +144,7 @@ def check(
         search=search,
         moments=moments,
         evidence=evidence,
-        cameras={
-            name: _check_camera(
-                name,
-                sample,
-                evidence,
-                lags,
-                robot_shift(moments, name, index),
-                _mended(name, found),
-            )
-            for name in dataset.cameras
-        },
+        cameras=_check_cameras(sample, evidence, found, index),
         findings=(
             *_episode_findings(found.odd_episodes, len(sample.episodes)),
             *proof_findings.world_findings(world),
@@ -194,6 +178,18 @@ def _episode_findings(odd: Sequence[int], looked_at: int) -> Iterator[Finding]:
         listed = ", ".join(map(str, odd))
         text = f"episodes {listed} fail, the other {looked_at - len(odd)} that were looked at agree"
         yield Finding("views", "fail", text)
+
+
+def _check_cameras(
+    sample: Sample, evidence: Evidence, found: Explanation, index: Indexer
+) -> dict[str, CameraReport]:
+    motion = [s.robot_motion for s in sample.series]
+    names = sample.dataset.cameras
+    lags = {n: signals.align(motion, [s.image_motion[n] for s in sample.series]) for n in names}
+    shifts = {name: robot_shift(sample.moments, name, index) for name in names}
+    return {
+        n: _check_camera(n, sample, evidence, lags, shifts[n], _mended(n, found)) for n in names
+    }
 
 
 def _check_camera(

@@ -51,9 +51,9 @@ class Shift:
     @property
     def proven(self) -> bool:
         """Whether there is a lag that is more than chance."""
-        needed = scipy.stats.t.isf(limits.LAG_CHANCE, max(self.moments - 1, 1))
-        clear = abs(self.lag) > max(limits.LAG_STEPS, 5 * self.error)
-        return bool(self.decides and clear and self.gain > needed)
+        sigmas = scipy.stats.t.isf(limits.LAG_CHANCE / 10, max(self.moments - 1, 1))
+        clear = abs(self.lag) > max(limits.LAG_STEPS, max(sigmas, 5.0) * self.error)
+        return bool(self.decides and clear and self.gain > 1.5)
 
 
 def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift | None:
