@@ -177,7 +177,7 @@ def test_reruns_file_is_whole_or_not_there(tmp_path):
 
 def test_losses_of_a_run_that_is_written(tmp_path):
     needed("viser")
-    from hdvpd.viewing.progress import read_losses
+    from hdvpd.viewing.progress import filled, read_losses
 
     file = tmp_path / "metrics.jsonl"
     assert all(len(column) == 0 for column in read_losses(file))
@@ -194,3 +194,5 @@ def test_losses_of_a_run_that_is_written(tmp_path):
     np.testing.assert_array_equal(steps, [10, 30])
     np.testing.assert_array_equal(train, [0.5, 0.25])
     np.testing.assert_array_equal(validation, [0.6, np.nan])
+    np.testing.assert_array_equal(filled(validation), [0.6, 0.6])
+    np.testing.assert_array_equal(filled(np.array([np.nan, 1, np.nan, 2])), [1, 1, 1, 2])

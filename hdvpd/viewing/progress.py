@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,13 @@ def read_losses(
     return np.asarray(steps, float), train, validation
 
 
+def filled(values: Float[np.ndarray, "a"]) -> Float[np.ndarray, "a"]:
+    """Put for every NaN the value before it; for those at the start, the first that there is."""
+    known = np.flatnonzero(np.isfinite(values))
+    latest = np.searchsorted(known, np.arange(len(values)), side="right") - 1
+    return values[known[np.maximum(latest, 0)]]
+
+
 class Progress:
     """Watches a run's folder for a page."""
 
@@ -55,7 +63,8 @@ class Progress:
         self._plot: viser.GuiUplotHandle | None = None
         self._shown = -1
         self._stopping = threading.Event()
-        with page.server.gui.add_folder("Training"):
+        self._folder = page.server.gui.add_folder("Training")
+        with self._folder:
             self._text = page.server.gui.add_text("run", "", disabled=True)
         self.look()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="hdvpd-watch")
@@ -71,7 +80,7 @@ class Progress:
         steps, train, validation = read_losses(self._file)
         if len(steps) > max(self._shown, 1):
             self._shown = len(steps)
-            self._draw((steps, train, validation))
+            self._draw(steps, {"training": train, "validation": validation})
         if self._source.refresh():
             self._page.reload()
         world, total = self._source.world, self._source.config.train.num_steps
@@ -81,20 +90,21 @@ class Progress:
         if self._text.value != text:
             self._text.value = text
 
-    def _draw(self, data: tuple[np.ndarray, ...]) -> None:
-        if self._plot is not None:
+    def _draw(self, steps: np.ndarray, losses: Mapping[str, np.ndarray]) -> None:
+        """Draw what is known; between two validations the line stays at the last."""
+        known = {k: filled(loss) for k, loss in losses.items() if np.isfinite(loss).any()}
+        data = (steps, *known.values())
+        if self._plot is not None and len(self._plot.data) == len(data):
             self._plot.data = data
             return
-        with self._page.server.gui.add_folder("Loss"):
+        if self._plot is not None:
+            self._plot.remove()
+        colors = {"training": "#1f77b4", "validation": "#d62728"}
+        lines = [viser.uplot.Series(label=k, stroke=colors[k], width=2) for k in known]
+        with self._folder:
             self._plot = self._page.server.gui.add_uplot(
                 data,
-                (
-                    viser.uplot.Series(label="step"),
-                    viser.uplot.Series(label="training", stroke="#1f77b4", width=2),
-                    viser.uplot.Series(
-                        label="validation", stroke="#d62728", width=2, spanGaps=True
-                    ),
-                ),
+                (viser.uplot.Series(label="step"), *lines),
                 scales={
                     "x": viser.uplot.Scale(time=False),
                     "y": viser.uplot.Scale(distr=3),  # logarithmic
