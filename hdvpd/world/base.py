@@ -125,21 +125,21 @@ class World:
 
     def observe(
         self,
-        rgb: UInt8[np.ndarray, "2 v h w 3"],
-        depth_m: Float[np.ndarray, "2 v h w"],
+        rgb: Any,
+        depth_m: Any,
         cameras: Mapping[str, Camera],
-        joints: Float[np.ndarray, "2 j"],
+        joints: Any,
         *,
         seed: int | None = None,
     ) -> State:
         """Encode two observed time steps, one control step apart.
 
         Args:
-          rgb: colours 0..255 of every camera, resized to the model's size if they differ.
-          depth_m: planar depth [m]; 0, NaN and inf are invalid.
+          rgb: colours 0..255 of every camera, (2, v, h, w, 3) uint8; of any size.
+          depth_m: planar depth [m], (2, v, h, w); 0, NaN and inf are invalid.
           cameras: one per view, in order: intrinsics (3, 3) for the images as given and
             camera-to-world pose (4, 4) [m], or both with a leading axis of the two steps.
-          joints: measured values in the units and the order of the training data.
+          joints: measured values (2, j) in the units and the order of the training data.
           seed: draws the particles; by default `eval.seed`.
 
         Returns:

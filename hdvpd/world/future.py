@@ -214,9 +214,9 @@ class Future:
         previous = self.start.current if len(self) == 1 else self._cloud(len(self) - 2)
         points = np.concatenate([self.start.robot.positions[1:], self.robot.positions])
         gripper = np.concatenate([self.start.robot.gripper[1:], self.robot.gripper])
-        joints = self.joint_targets
-        if joints is not None and self.start.joints is not None:
-            joints = np.concatenate([self.start.joints[1:], joints])[-2:]
+        joints, targets = self.start.joints, self.joint_targets
+        known = joints is not None and targets is not None
+        joints = np.concatenate([joints[1:], targets])[-2:] if known else None
         names = list(self.start.cameras)
         return dataclasses.replace(
             self.start,
