@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -256,15 +255,12 @@ def test_faster_than_any_training_data_is_told_with_the_number(small_world, stat
     assert "'shoulder' is told to move 0.9 in one control step of 0.5 s" in told
 
 
-def test_a_run_without_robot_model_says_how_to_add_one(small_run, synthetic_dataset, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(synthetic_dataset, data)
-    (data / "robot.json").unlink()
-    world = hdvpd.load(small_run)
+def test_a_run_without_robot_model_says_how_to_add_one(small_world, state):
+    world = small_world
     setup = dataclasses.replace(world.setup, robot=None)
     bare = type(world)(world.model, world.config, world.scene, world.step, world.folder, setup)
     with pytest.raises(UserError, match=r"has no robot model.*hdvpd data robot"):
-        bare.rollout(None, np.zeros((1, 3)))
+        bare.rollout(state, np.zeros((1, 3)))
 
 
 def test_an_episode_too_short_is_named(small_world, synthetic_dataset):
