@@ -18,6 +18,7 @@ from studies.settings import (
     MechanismSettings,
     MotifSettings,
     PictureSettings,
+    RankingSettings,
     VideoSettings,
     VisionSettings,
 )
@@ -31,6 +32,7 @@ STUDIES: Mapping[str, type] = {
     "expressivity": ExpressivitySettings,
     "vision": VisionSettings,
     "video": VideoSettings,
+    "ranking": RankingSettings,
 }
 """What can be set in each study; the module of the same name runs it."""
 
@@ -66,7 +68,7 @@ class Study(AbstractCommand, Generic[Settings]):
 
 PROGRAM = Program(
     name="python -m studies",
-    description="Experiments about masks, walks and masked attention, by themselves.",
+    description="Experiments: masks, walks and masked attention by themselves; plans ranked.",
     commands={name: Study[kind] for name, kind in STUDIES.items()},
 )
 

@@ -335,3 +335,21 @@ def _require(settings: Any, name: str, condition: bool, expected: str) -> None:
     if not condition:
         value = getattr(settings, name)
         raise UserError(f"--{name.replace('_', '-')} {value}: expected {expected}.")
+
+
+@dataclass(frozen=True)
+class RankingSettings:
+    """Rank plans by a trained model and by the simulator: correlation, regret, success."""
+
+    run: str = "runs/demo"
+    """Run whose model ranks."""
+    tasks: str = "push,can"
+    """Tasks, separated by commas."""
+    starts: int = 30
+    """Starts per task; none is in a simulated data set."""
+    plans: int = 32
+    """Plans per start."""
+    horizon: int = 8
+    """Control steps of a plan, at least 4."""
+    seed: int = 0
+    """Seed of starts, goals and plans."""

@@ -68,6 +68,7 @@ class Clip:
     Attributes:
       model: compiled MuJoCo model.
       draw: what was drawn.
+      path: joints commanded when every frame is reached [rad, m].
       targets: joints commanded after every frame [rad, m].
       states: generalised positions at every frame.
       size: height and width of the images [px].
@@ -87,7 +88,7 @@ class Clip:
         """Keep the states; nothing is rendered yet."""
         self.model, self.draw, self.states = model, draw, states
         self.size, self.refused_draws = size, refused_draws
-        self.targets = np.concatenate([path[1:], path[-1:]])
+        self.path, self.targets = path, np.concatenate([path[1:], path[-1:]])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Render the images and compute every array of the episode.
@@ -267,12 +268,32 @@ def run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None
     Returns:
       Generalised positions at every frame; None if the arms touch each other.
     """
+    return follow(model, settle(model, path[0]), path)
+
+
+def settle(model: Any, joints: Float[np.ndarray, "j"]) -> Any:
+    """Return MuJoCo's state after the arms have come to rest at joint targets."""
     mujoco = load_mujoco()
     data = mujoco.MjData(model)
-    data.qpos[:] = with_joints(model, data.qpos[None], path[:1])[0]
-    data.ctrl[:] = path[0]
+    data.qpos[:] = with_joints(model, data.qpos[None], joints[None])[0]
+    data.ctrl[:] = joints
     for _ in range(SETTLING_STEPS):
         mujoco.mj_step(model, data)
+    return data
+
+
+def follow(model: Any, data: Any, path: Float[np.ndarray, "f j"]) -> np.ndarray | None:
+    """Move on from a state, linearly from each row of joint targets to the next in a control step.
+
+    Args:
+      model: compiled MuJoCo model of the scene.
+      data: MuJoCo's state; it is moved on.
+      path: joint targets, the first those that the state was reached with.
+
+    Returns:
+      Generalised positions before the first and after every step; None if the arms touch.
+    """
+    mujoco = load_mujoco()
     arm_of_geom = _arm_of_geom(model)
     substeps = round(1 / RATE_HZ / model.opt.timestep)
     states = [data.qpos.copy()]
@@ -284,6 +305,23 @@ def run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None
                 return None
         states.append(data.qpos.copy())
     return np.array(states)
+
+
+def full_state(model: Any, data: Any) -> Float[np.ndarray, "z"]:
+    """Copy everything that decides how a simulation goes on."""
+    mujoco = load_mujoco()
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(model, kind))
+    mujoco.mj_getState(model, data, state, kind)
+    return state
+
+
+def restored(model: Any, state: Float[np.ndarray, "z"]) -> Any:
+    """Return MuJoCo's state from a copy made by `full_state`."""
+    mujoco = load_mujoco()
+    data = mujoco.MjData(model)
+    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+    return data
 
 
 def _arm_of_geom(model: Any) -> np.ndarray:

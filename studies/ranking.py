@@ -1,0 +1,180 @@
+"""`python -m studies ranking`: does a trained model rank plans as the simulator does?
+
+HD-VPD's use (arXiv 2406.19800): from one start many plans are rolled out in the model, executed in
+the simulator, and compared. Each start's numbers are kept as soon as they are known, so that a
+study that was stopped goes on where it was.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+from scipy import stats
+
+from hdvpd.errors import UserError
+from hdvpd.planning.trials import TASKS, Outcome, Trial, begin_trial, draw_outcome, propose
+from hdvpd.reporting.statistics import student_interval
+from hdvpd.reporting.tables import plus_minus
+from hdvpd.types import Float
+from hdvpd.world.base import World, load
+from studies.outputs import Row, make_folder, table, write_csv, write_settings
+from studies.settings import RankingSettings
+
+# Seeds of episodes count from 0; starts of plans are drawn far from them.
+_SEED = 10_000
+
+
+def main(out: Path, settings: RankingSettings) -> None:
+    """Write settings.toml, starts.jsonl, ranking.csv, ranking.md and ranking.png into `out`.
+
+    Raises:
+      UserError: `out` holds a study with other settings, or run, robot or simulator are missing.
+    """
+    tasks = settings.tasks.split(",")
+    unknown = [task for task in tasks if task not in TASKS]
+    if unknown:
+        raise UserError(f"--tasks {unknown[0]}: plans are made for {', '.join(TASKS)}.")
+    make_folder(out)
+    world = load(settings.run)
+    _require_same(out / "settings.toml", settings)
+    kept = out / "starts.jsonl"
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(entry["task"], entry["start"]) for entry in known}
+    for start in range(settings.starts):
+        for task in tasks:
+            if (task, start) in done:
+                continue
+            entry = {"task": task, "start": start, **rank_start(world, task, start, settings)}
+            with kept.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+            known.append(entry)
+            print(f"{task} {start}: Spearman {_spearman(entry):.2f}", flush=True)
+    rows = summary(known, settings)
+    write_csv(out / "ranking.csv", rows)
+    result = table(rows, f"{settings.plans} plans from each of {settings.starts} starts")
+    (out / "ranking.md").write_text(result.markdown())
+    _draw(known, tasks, out / "ranking.png")
+    print(result.markdown())
+
+
+def rank_start(world: World, task: str, start: int, settings: RankingSettings) -> dict[str, Any]:
+    """Execute and roll out the plans of one start.
+
+    Returns:
+      Costs by step and plan [m]: `true` ones and those that the `model` predicts; by plan the
+      distance of the `tool`'s path from the object; which plans the simulator could not execute
+      (the arms touched) is left out of all of them.
+    """
+    trial = begin_trial(task, world.size, [_SEED + settings.seed, TASKS.index(task), start])
+    rng = np.random.default_rng([settings.seed, TASKS.index(task), start])
+    robot = world.robot
+    tool = robot.link_poses(trial.command[None].astype(np.float64))
+    outcome = draw_outcome(trial, tool[0, robot.links.index(trial.arm), :3, 3], rng)
+    targets = propose(trial, robot, settings.plans, settings.horizon, rng)
+    executed = [trial.execute(plan) for plan in targets]
+    possible = [k for k, poses in enumerate(executed) if poses is not None]
+    if len(possible) < 3:
+        raise UserError(f"{task} {start}: the arms touch in nearly all plans; use another --seed.")
+    targets = targets[possible]
+    poses = np.stack([poses for poses in executed if poses is not None])
+    before = trial.object_to_world[:3, 3]
+    return {
+        "true": outcome.cost(before, poses[:, :, :3, 3]).T.tolist(),
+        "model": predicted_costs(world, trial, outcome, targets).T.tolist(),
+        "tool": _tool_distance(world, trial, targets).tolist(),
+    }
+
+
+def predicted_costs(
+    world: World, trial: Trial, outcome: Outcome, targets: Float[np.ndarray, "k s j"]
+) -> Float[np.ndarray, "k s"]:
+    """Return what the model predicts a task's cost to be after every step of every plan [m].
+
+    The object is its visible particles; that their mean is not its centre cancels out.
+    """
+    state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+    state.require(trial.place)
+    rows = np.flatnonzero(state.current.mask & trial.place(np.asarray(state.current.positions)))
+    future = world.rollout(state, targets.astype(np.float32), features=False)
+    moved = np.asarray(future.positions, np.float64)[:, :, rows]
+    shift = (moved - np.asarray(state.current.positions, np.float64)[rows]).mean(2)
+    before = trial.object_to_world[:3, 3]
+    return outcome.cost(before, before + shift)
+
+
+def _tool_distance(
+    world: World, trial: Trial, targets: Float[np.ndarray, "k s j"]
+) -> Float[np.ndarray, "k"]:
+    """Return how near each plan's tool comes to the object [m]."""
+    poses = world.robot.link_poses(targets)[:, :, world.robot.links.index(trial.arm)]
+    return np.linalg.norm(poses[..., :3, 3] - trial.object_to_world[:3, 3], axis=-1).min(1)
+
+
+def summary(known: list[dict[str, Any]], settings: RankingSettings) -> list[Row]:
+    """Return a row per task, horizon and predictor: means over starts with 95 % intervals."""
+    rows = []
+    for task in settings.tasks.split(","):
+        entries = [entry for entry in known if entry["task"] == task]
+        for step in sorted({min(3, settings.horizon - 1), settings.horizon - 1}):
+            for name in ("model", "tool path", "random", "simulator"):
+                scores = np.array([_scores(entry, name, step) for entry in entries])
+                mean, ci95 = student_interval(scores)
+                cells = {
+                    key: plus_minus(_known(m), _known(c), 3)
+                    for key, m, c in zip(_SCORES, mean, ci95, strict=True)
+                }
+                rows.append({"task": task, "steps": step + 1, "ranked by": name} | cells)
+    return rows
+
+
+_SCORES = ("Spearman", "Kendall", "regret [m]", "success of the chosen")
+
+
+def _scores(entry: dict[str, Any], name: str, step: int) -> list[float]:
+    """Return `_SCORES` of one start."""
+    true = np.array(entry["true"][step])
+    success = Outcome(entry["task"], np.zeros(2)).succeeds(true)
+    if name == "random":
+        return [0.0, 0.0, float(true.mean() - true.min()), float(success.mean())]
+    ranked = {"model": np.array(entry["model"][step]), "tool path": np.array(entry["tool"])}
+    ranked["simulator"] = true
+    predicted = ranked[name]
+    chosen = int(np.argmin(predicted))
+    constant = np.ptp(predicted) == 0 or np.ptp(true) == 0
+    return [
+        np.nan if constant else float(stats.spearmanr(predicted, true).statistic),
+        np.nan if constant else float(stats.kendalltau(predicted, true).statistic),
+        float(true[chosen] - true.min()),
+        float(success[chosen]),
+    ]
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _spearman(entry: dict[str, Any]) -> float:
+    return _scores(entry, "model", len(entry["true"]) - 1)[0]
+
+
+def _require_same(file: Path, settings: RankingSettings) -> None:
+    """Write the settings, or refuse to go on with a study that was begun with others."""
+    before = file.read_text() if file.exists() else None
+    aside = file.with_suffix(".new")
+    write_settings(aside, settings)
+    if before is not None and aside.read_text() != before:
+        aside.unlink()
+        raise UserError(f"{file} was written by a study with other settings; give another --out.")
+    aside.replace(file)
+
+
+def _draw(known: list[dict[str, Any]], tasks: list[str], file: Path) -> None:
+    figure = matplotlib.figure.Figure(figsize=(4.2 * len(tasks), 3.6), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for entry in known:
+            if entry["task"] == task:
+                axes.plot(entry["model"][-1], entry["true"][-1], ".", ms=3, alpha=0.4, color="C0")
+        axes.set(title=task, xlabel="predicted cost [m]", ylabel="true cost [m]")
+    figure.savefig(file, dpi=110)
