@@ -18,6 +18,7 @@ from hdvpd.encoders.particles import (
 )
 from hdvpd.encoders.unet import UNet
 from hdvpd.geometry import rays_through
+from hdvpd.layers import multiply_in_bfloat16
 from hdvpd.render.renderer import Renderer
 from hdvpd.types import (
     Array,
@@ -53,6 +54,8 @@ class Model(nnx.Module):
             kernels=model.kernels,
             rngs=rngs,
         )
+        if model.precision == "bfloat16":
+            multiply_in_bfloat16(self)
         self.config = config
         self.scene = scene
 

@@ -61,3 +61,89 @@ def test_the_state_owns_its_arrays(debug_config: Config):
     _, state = create_train_state(debug_config, scenes.SCENE)
     places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     assert len(set(places)) == len(places)
+
+
+def test_blocks_of_rows_give_what_all_rows_give(monkeypatch):
+    monkeypatch.setattr(layers, "ROWS_AT_ONCE", 4)
+    rows = jax.random.normal(jax.random.key(0), (35, 3))  # eight blocks and three rows
+    weights = jax.random.normal(jax.random.key(1), (3, 5))
+    calls = []
+
+    def function(x):
+        calls.append(x.shape)
+        return jnp.tanh(x @ weights)
+
+    def blocked(x):
+        return layers.by_rows(function, x)
+
+    found, pull_back = jax.vjp(blocked, rows)
+    assert {*calls} == {(4, 3), (3, 3)}
+    expected, expected_pull_back = jax.vjp(lambda x: jnp.tanh(x @ weights), rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        pull_back(found)[0], expected_pull_back(found)[0], rtol=1e-5, atol=1e-6
+    )
+    assert blocked(rows[:32]).shape == (32, 5)  # no row is left over
+    calls.clear()
+    blocked(rows[:31])
+    assert calls == [(31, 3)]
+
+
+def test_parts_of_a_dense_layer_are_those_of_its_result(key):
+    linear = layers.Linear(6, 9, bias_init=layers.normal(1.0), rngs=nnx.Rngs(0))
+    x = jax.random.normal(key, (4, 6))
+    found = jnp.concatenate(layers.split_linear(linear, x, 3), axis=1)
+    np.testing.assert_allclose(found, linear(x), rtol=1e-6, atol=1e-6)
+
+
+def test_blocks_of_rows_do_not_hold_what_lies_between_the_layers(monkeypatch):
+    monkeypatch.setattr(layers, "ROWS_AT_ONCE", 64)
+    weights = jnp.ones((8, 64))
+
+    def temporary(function):
+        rows = jax.ShapeDtypeStruct((1024, 8), jnp.float32)
+        return jax.jit(function).lower(rows).compile().memory_analysis().temp_size_in_bytes
+
+    def whole(x):
+        return jnp.tanh(x @ weights) @ weights.T
+
+    assert temporary(lambda x: layers.by_rows(whole, x)) < temporary(whole) / 2
+
+
+class Small(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv = layers.Conv(3, 8, (3, 3), rngs=rngs)
+        self.norm = layers.GroupNorm(8, 8, rngs=rngs)
+        self.out = layers.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jax.nn.gelu(self.norm(self.conv(x))))
+
+
+def test_bfloat16_products_stay_near_float32(key):
+    """Stated tolerance: the result and the whole gradient to 2 % of their length."""
+    images = jax.random.normal(key, (1, 6, 5, 3))
+
+    def run(module):
+        graphdef, state = nnx.split(module)
+
+        def loss(state):
+            out = nnx.merge(graphdef, state)(images)
+            return (out**2).sum(), out
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(state)
+
+    rounding = Small()
+    layers.multiply_in_bfloat16(rounding)
+    (_, exact), gradient = run(Small())
+    (_, rounded), other = run(rounding)
+    assert rounded.dtype == jnp.float32
+    assert np.abs(rounded - exact).max() > 1e-5  # it does round
+    assert {leaf.dtype for leaf in jax.tree.leaves(other)} == {jnp.dtype("float32")}
+    for expected, found in ((exact, rounded), (gradient, other)):
+        expected, found = (
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (expected, found)
+        )
+        assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)

@@ -121,6 +121,9 @@ class ModelConfig(Settings):
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that dense layers and convolutions multiply; sums and parameters are always float32.
+    bfloat16 is for GPUs: CPUs multiply it no faster."""
     max_displacement: Positive = 0.25
     """Bound of the position change per step and coordinate [m] (paper)."""
     knn: Literal["auto", "kdtree", "xla", "open3d", "keops"] = "auto"

@@ -23,7 +23,7 @@ from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
-from hdvpd.layers import Linear
+from hdvpd.layers import Linear, split_linear
 from hdvpd.types import Array, Bool, Float, JaxArray
 
 
@@ -104,8 +104,10 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         """
         num_tokens, latent_dim = tokens.shape
         heads = self.settings.num_heads
-        projected = self.query_key_value(tokens).reshape(num_tokens, 3, heads, self.head_dim)
-        query, key, value = projected[:, 0], projected[:, 1], projected[:, 2]
+        query, key, value = (
+            part.reshape(num_tokens, heads, self.head_dim)
+            for part in split_linear(self.query_key_value, tokens, 3)
+        )
         query, key = self._features(query, key, mask)
         if self.settings.mask is None or self.raw_mask is None:
             attended = linear_attention(query, key, value, mask)

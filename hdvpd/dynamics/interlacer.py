@@ -15,7 +15,7 @@ from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
-from hdvpd.layers import LayerNorm
+from hdvpd.layers import LayerNorm, by_rows
 from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNGKey, RobotPoints
 
 LocalPlan = TypeVar("LocalPlan")
@@ -111,13 +111,26 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
           global_plan: of the mask over the global attention; None where there is none.
         """
         with jax.named_scope("global_attention"):
-            tokens += self.global_attention(self.norm_global(tokens), mask, global_plan)
+            tokens = self.attended(tokens, mask, global_plan)
         with jax.named_scope("mlp"):
-            tokens += self.mlp(self.norm_mlp(tokens))
+            tokens = self.fed_forward(tokens)
         if self.local is None or self.norm_local is None:
             return tokens
         with jax.named_scope("local"):
             return tokens + self.local(self.norm_local(tokens), plan)
+
+    def attended(
+        self,
+        tokens: Float[JaxArray, "t d"],
+        mask: Bool[Array, "t"],
+        global_plan: MaskPlan | None = None,
+    ) -> Float[JaxArray, "t d"]:
+        """Return tokens after the global attention; see `__call__`."""
+        return tokens + self.global_attention(self.norm_global(tokens), mask, global_plan)
+
+    def fed_forward(self, tokens: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
+        """Return tokens after the MLP."""
+        return by_rows(lambda rows: rows + self.mlp(self.norm_mlp(rows)), tokens)
 
 
 class Interlacer(AbstractDynamics):

@@ -53,6 +53,70 @@ LayerNorm = functools.partial(nnx.LayerNorm, scale_init=ones, bias_init=zeros)
 GroupNorm = functools.partial(nnx.GroupNorm, scale_init=ones, bias_init=zeros)
 
 
+def multiply_in_bfloat16(model: nnx.Module) -> None:
+    """Let all dense layers and convolutions of a model round their inputs to bfloat16.
+
+    Products are summed in float32. Parameters, norms, attention's own sums and everything between
+    layers stay float32; a convolution's result is rounded once more.
+
+    Args:
+      model: changed in place.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.Linear | nnx.Conv):
+            module.dtype = jnp.bfloat16
+        if isinstance(module, nnx.Linear):
+            # The transpose of such a convolution is one that JAX does not have.
+            module.preferred_element_type = jnp.float32
+
+
+def split_linear(linear: nnx.Linear, x: jax.Array, parts: int) -> list[jax.Array]:
+    """Apply a dense layer and return equal parts of its result, each a product of its own.
+
+    Cutting the common product apart would copy it, and its gradient add padded parts.
+
+    Args:
+      linear: with bias.
+      x: rows.
+      parts: how many.
+    """
+    bias = linear.bias
+    assert bias is not None
+    x, kernel, offset = linear.promote_dtype((x, linear.kernel[...], bias[...]), dtype=linear.dtype)
+    kernels, offsets = jnp.split(kernel, parts, axis=1), jnp.split(offset, parts)
+    dtype = linear.preferred_element_type
+    return [
+        jnp.matmul(x, w, preferred_element_type=dtype) + b[None]
+        for w, b in zip(kernels, offsets, strict=True)
+    ]
+
+
+ROWS_AT_ONCE = 16384
+"""Rows of a block in `by_rows`: 8 MiB at width 128, which the last-level cache of a CPU holds."""
+
+
+def by_rows(function: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """Apply a function that works row by row, in blocks that stay in the cache if there are many.
+
+    What lies between its layers, such as the hidden rows of an MLP, is then never written to
+    memory as a whole. Below eight blocks, as in training at the paper's size, and on accelerators
+    all rows are taken at once.
+
+    Args:
+      function: from (r, d) to (r, o), each row from its own row.
+      rows: (t, d).
+
+    Returns:
+      (t, o).
+    """
+    if rows.shape[0] < 8 * ROWS_AT_ONCE or jax.default_backend() != "cpu":
+        return function(rows)
+    whole = rows.shape[0] // ROWS_AT_ONCE * ROWS_AT_ONCE
+    blocks = rows[:whole].reshape(-1, ROWS_AT_ONCE, rows.shape[1])
+    done = jax.lax.map(function, blocks)
+    return jnp.concatenate([done.reshape(whole, -1), function(rows[whole:])])
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _truncated_normal(key: PRNGKey, length: int, dtype: Any) -> jax.Array:
     return jax.random.truncated_normal(key, -2.0, 2.0, (length,), dtype)
