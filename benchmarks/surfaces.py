@@ -12,6 +12,7 @@ below; one line is printed for each.
 import argparse
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,9 @@ class Constant(nnx.Module):
         return jax.nn.sigmoid(colors), jnp.full(x.shape[:1], self.density)
 
 
-def options(render: RenderConfig) -> dict[str, tuple[RenderConfig, float, bool]]:
+def options(
+    render: RenderConfig, thicknesses: Sequence[float]
+) -> dict[str, tuple[RenderConfig, float, bool]]:
     """Return settings of the renderer, density per metre, whether particles are even, by name."""
     paper = RenderConfig()
     widest = dataclasses.replace(
@@ -53,16 +56,14 @@ def options(render: RenderConfig) -> dict[str, tuple[RenderConfig, float, bool]]
         cutoff=paper.cutoff,
         surface_thickness=0.0,
     )
-    surface = render
-    if not render.surface_thickness:
-        surface = dataclasses.replace(render, surface_thickness=0.008, surface_bandwidth=0.03)
-    density = _OPACITY / surface.surface_thickness
-    return {
-        "widest kernel, independent draws": (widest, paper.density_scale, False),
-        "widest kernel, even draws": (widest, paper.density_scale, True),
-        "surface, independent draws": (surface, density, False),
-        "surface, even draws": (surface, density, True),
-    }
+    found: dict[str, tuple[RenderConfig, float, bool]] = {}
+    for even, drawn in ((False, "independent draws"), (True, "even draws")):
+        found[f"widest kernel, {drawn}"] = (widest, paper.density_scale, even)
+        for thickness in thicknesses:
+            surface = dataclasses.replace(render, surface_thickness=thickness)
+            name = f"surface of {1000 * thickness:g} mm, {drawn}"
+            found[name] = (surface, _OPACITY / thickness, even)
+    return found
 
 
 def measure(
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("--data.path", dest="path", default=None)
     parser.add_argument("--particles", type=int, nargs="*", default=[])
+    parser.add_argument("--thickness", type=float, nargs="*", default=[0.008, 0.005])
     parser.add_argument("--frames", type=int, default=4)
     arguments = parser.parse_args()
     config = load_config(arguments.experiment)
@@ -119,7 +121,7 @@ def main() -> None:
     for particles in arguments.particles or [config.model.num_particles]:
         model = dataclasses.replace(config.model, num_particles=particles)
         changed = dataclasses.replace(config, model=model)
-        for name, option in options(config.render).items():
+        for name, option in options(config.render, arguments.thickness).items():
             ssim_, error, absolute = measure(changed, dataset, *option, arguments.frames)
             print(
                 f"{particles:9d}  {ssim_:.3f}  {error:+16.2f}  {absolute:13.2f}  {name}", flush=True
