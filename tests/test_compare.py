@@ -57,7 +57,8 @@ class TinyModel(Model):
         rgb = jax.nn.sigmoid(cloud.features.mean(0)[None, :3] + 0.1 * rays.directions)
         return Rendering(rgb=rgb, depth_m=rays.directions[:, 2], acc=rays.directions[:, 2])
 
-    def loss(self, batch, key):
+    def loss(self, batch, key, *, first_window=0):
+        del first_window  # noise is one draw for the batch
         colors = batch.frames.rgb.mean((2, 3, 4)) / 255
         features = self.unet(colors[:, 1:2])
         predicted = jax.nn.sigmoid((features + self.dynamics(features))[..., :3])
@@ -116,9 +117,9 @@ def out(tmp_path_factory, experiment, traces):
         count_step(self, metrics, **times)
         signal.raise_signal(signal.SIGTERM)
 
-    def counted(self, batch, key):
+    def counted(self, batch, key, **options):
         traces[(folder / "runs" / "none-0" / "checkpoints" / "1").exists()] += 1
-        return loss(self, batch, key)
+        return loss(self, batch, key, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TinyModel, "loss", counted)
@@ -190,11 +191,11 @@ def test_a_shared_compiled_model_uses_each_models_own_parameters(out):
     models = [load_model(out / "runs" / name)[0] for name in ("none-0", "none-1")]
     dataset = Dataset(models[0].config.data.path)
     frames = read_window(dataset, 9, 0, 2, models[0].config.data).frames
-    key = jax.random.key(0)
     compiler = make_compiler(models[0])
-    shared = [compiler(model).encode(frames, key) for model in models]
+    shared = [compiler(model).encode(frames, jax.random.key(0)) for model in models]
     first = jax.tree.map(lambda x: x[0], frames)
-    own = jax.jit(lambda f, k: models[1].encode(f, jax.random.split(k)[0]))(first, key)
+    encode = jax.jit(lambda f, k: models[1].encode(f, jax.random.split(k)[0]))
+    own = encode(first, jax.random.key(0))
     np.testing.assert_allclose(shared[1].features[0], own.features, atol=1e-5)
     assert not np.allclose(shared[0].features, shared[1].features, atol=1e-3)
 
