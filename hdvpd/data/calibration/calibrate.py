@@ -16,7 +16,7 @@ from hdvpd.data.calibration.clouds import Backend
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.images import sentinel
 from hdvpd.data.calibration.views import Moment, View
-from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections
+from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections, Flip
 from hdvpd.errors import UserError
 from hdvpd.reporting import files
 
@@ -160,8 +160,10 @@ def _difference(views: list[tuple[View, View]]) -> CameraCorrection | None:
 def _of_view(old: View, new: View) -> CameraCorrection:
     pose = np.linalg.solve(old.camera_to_world, new.camera_to_world)
     intrinsics = np.linalg.solve(old.intrinsics.T, new.intrinsics.T).T
-    flip, flipped = "", old
-    for name, signs in {"left to right": (1, -1), "upside down": (-1, 1)}.items():
+    flip: Flip = ""
+    flipped = old
+    kinds: dict[Flip, tuple[int, int]] = {"left to right": (1, -1), "upside down": (-1, 1)}
+    for name, signs in kinds.items():
         rows, columns = (slice(None, None, sign) for sign in signs)
         mirrored = old.rgb[rows, columns]
         if not np.array_equal(old.rgb, new.rgb) and np.array_equal(mirrored, new.rgb):

@@ -87,8 +87,7 @@ class Surface:
         grey = scipy.ndimage.gaussian_filter(grey, BLUR_PX)
         if min(grey.shape) < 2:
             return grey, np.zeros_like(grey), np.zeros_like(grey)
-        down, right = np.gradient(grey)
-        return grey, down, right
+        return grey, np.gradient(grey, axis=0), np.gradient(grey, axis=1)
 
     @functools.cached_property
     def shades(self) -> Float[np.ndarray, "n"]:

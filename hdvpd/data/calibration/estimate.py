@@ -5,7 +5,7 @@ explanation that none fits clearly better is kept; others that fit as well are n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.stats
@@ -14,7 +14,7 @@ from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, measure
 from hdvpd.data.calibration.clouds import Indexer, observe
 from hdvpd.data.calibration.registration import KINDS, Change, Fit, register
-from hdvpd.data.calibration.views import Moment, locate, project, world_points
+from hdvpd.data.calibration.views import Moment, locate, project
 from hdvpd.types import Float
 
 SINGLE_KINDS = ("depth scale", "focal length", "depth offset", "pose")
@@ -23,8 +23,6 @@ SCREENED, FULL = 4, 8
 """Moments on which explanations are compared, and on which the chosen one is estimated."""
 CLEAR = 0.03
 """Difference of mean cost below which fits are equally good."""
-GAIN = 0.08
-"""By how much a displacement must lower the cost to be one."""
 MAX_SETS = 4
 """Sets of cameras that are tried at most."""
 
@@ -79,67 +77,15 @@ def estimate(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -> E
     more = some(moments, FULL)
     for fit in (chosen, *equal[1:2]):
         full = register(more, fit.free, index, max_points=600, start=fit.changes)
+        if any("pose" in kinds for kinds in fit.free.values()):
+            # Along surfaces the quick look may have stopped beside the best place.
+            slow = register(more, fit.free, index, max_points=600)
+            full = min(full, slow, key=lambda f: float(f.costs.mean()))
         after = measure(full.apply(moments), index)
         if _helps(evidence, after, full):
             others = (f for f in equal if f is not fit and _freedom(f) == _freedom(fit))
             return Estimate(full, tuple(others), after)
     return None
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """What registration finds although the distances pass: a small, clear displacement.
-
-    Attributes:
-      cameras: of the pair.
-      fit: of the first one's pose.
-      moved_m: how far the points that are compared move by it, median [m].
-      limit_m: how far they may [m].
-      clear: whether the fit is better in every respect but chance.
-    """
-
-    cameras: tuple[str, str]
-    fit: Fit
-    moved_m: float
-    limit_m: float
-    clear: bool
-
-    @property
-    def fails(self) -> bool:
-        """Whether this speaks against the calibration."""
-        return self.clear and self.moved_m > self.limit_m
-
-
-def find_misfits(
-    moments: Sequence[Moment], evidence: Evidence, index: Indexer
-) -> tuple[Misfit, ...]:
-    """Register each pair of cameras whose distances pass: edges and colours show more than these.
-
-    Args:
-      moments: what they saw.
-      evidence: of these moments.
-      index: makes the nearest-point search.
-    """
-    found = []
-    few = some(moments, SCREENED)
-    for pair in evidence.pairs:
-        if pair.status != "pass":
-            continue
-        two = [replace(m, views={n: m.views[n] for n in pair.cameras}) for m in few]
-        name = pair.cameras[0]
-        still, fit = (
-            register(two, {name: kinds}, index, max_points=300, last=True)
-            for kinds in ((), ("pose",))
-        )
-        moved = [
-            np.linalg.norm(world_points(new.views[name]) - world_points(old.views[name]), axis=-1)
-            for new, old in zip(fit.apply(two), two, strict=True)
-        ]
-        distance = float(np.median(np.concatenate([m.ravel() for m in moved])))
-        clear = still.costs.mean() > (1 + GAIN) * fit.costs.mean() and clearly_worse(still, fit)
-        limit = max(limits.MOVED_M, limits.MOVED_FOOTPRINTS * pair.spacing_m)
-        found.append(Misfit(pair.cameras, fit, distance, limit, bool(clear)))
-    return tuple(found)
 
 
 def some(moments: Sequence[Moment], count: int) -> list[Moment]:
@@ -181,7 +127,13 @@ def _helps(before: Evidence, after: Evidence, fit: Fit) -> bool:
         np.isfinite(change.pose).all() and 0.2 < change.depth_scale < 5 and 0.2 < change.focal < 5
         for change in fit.changes.values()
     )
-    return mended and known and not worse
+    # Beside the right place planes meet again, but edges do not.
+    settled = all(
+        pair.p95_m <= max(limits.SETTLED_M, limits.SETTLED_SPACINGS * pair.spacing_m)
+        for pair in after.pairs
+        if pair.status != "unproven" and set(pair.cameras) & set(fit.changes)
+    )
+    return mended and known and settled and not worse
 
 
 def _by_robot(fits: Sequence[Fit], moments: Sequence[Moment], index: Indexer) -> list[Fit]:

@@ -24,10 +24,11 @@ BEHIND_M = 0.05
 SILHOUETTE_M = 0.01
 """Beside a silhouette (`SLOPE_LIMIT`) a point this far behind the nearest of the 3x3 pixels around
 it may be seen or hidden within the width of a pixel, and says nothing either."""
-MOVED_M = 0.01
-"""Registration of two cameras may move the points of one by this much, median."""
-MOVED_FOOTPRINTS = 0.7
-"""The same in the spacing of the compared pixels, where that is more."""
+SETTLED_M = 0.015
+"""95th percentile of the cross-view distance above which an estimated correction is not offered."""
+SETTLED_SPACINGS = 1.4
+"""The same in the spacing of the compared pixels, where that is more: cameras that stand right have
+about 1, those that were registered beside the right place 1.5 and more."""
 MIN_SHARED_POINTS = 100
 """Fewer shared points than this say nothing about two cameras."""
 MIN_SHARED_SHARE = 0.05

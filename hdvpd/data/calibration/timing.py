@@ -81,9 +81,11 @@ def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift
     weights = np.stack([w for _, w in seen])
     costs = _scatter(distances, weights)
     best, inner = _vertex(lags, costs.sum(axis=0))
-    each = [_vertex(lags, np.delete(costs, k, axis=0).sum(axis=0))[0] for k in range(len(costs))]
+    each = np.array(
+        [_vertex(lags, np.delete(costs, k, axis=0).sum(axis=0))[0] for k in range(len(costs))]
+    )
     count = len(costs)
-    error = float(np.sqrt((count - 1) / count * ((each - np.mean(each)) ** 2).sum()))
+    error = float(np.sqrt((count - 1) / count * np.square(each - each.mean()).sum()))
     zero, at = int(np.argmin(np.abs(lags))), int(np.argmin(costs.sum(axis=0)))
     gains = costs[:, zero] - costs[:, at]
     spread = np.std(gains, ddof=1) / np.sqrt(count)
