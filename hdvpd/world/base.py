@@ -21,6 +21,7 @@ from hdvpd.errors import UserError
 from hdvpd.eval import require_scene
 from hdvpd.evaluation.videos import particle_colors, to_uint8
 from hdvpd.model import Model, render_image
+from hdvpd.training.checkpoints import load_model
 from hdvpd.types import (
     Array,
     Camera,
