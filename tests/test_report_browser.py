@@ -22,7 +22,7 @@ def write_page(folder):
         videos=(video,),
     )
     page = folder / "index.html"
-    page.write_text(report.render_report([run], b"no picture"), encoding="utf-8")
+    page.write_text(report.render_report([run], [b"no picture"]), encoding="utf-8")
     return page
 
 

@@ -104,6 +104,7 @@ def test_playing_moves_on(shown, page):
 
 def test_what_is_in_the_box_is_removed_and_comes_back(shown, page):
     page.get_by_text("Edit", exact=True).click()
+    page.get_by_label("selection box").wait_for()  # the folder unfolds slowly
     page.get_by_label("selection box").check(force=True)
     before = count(pixels(page), BLUE)
     page.get_by_role("button", name="Select what is in the box").click()
@@ -123,7 +124,8 @@ def test_a_view_from_the_browser_is_rendered(shown, page):
     page.get_by_text("Novel view").click()
     page.get_by_role("button", name="Render from here").click()
     page.get_by_text("The model's view from here").wait_for()
-    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Close").last.click()
+    page.get_by_text("The model's view from here").wait_for(state="hidden")
     shown.time.value = 0
     page.get_by_role("button", name="Render from here").click()
     says(page, "no view from the past")
