@@ -67,8 +67,10 @@ class TinyModel(Model):
         self.map = nnx.Linear(2, 3, rngs=rngs)
         self.horizon = config.train.horizon
 
-    def loss(self, batch: Batch, key: jax.Array, *, scored: bool = False) -> jax.Array:
-        del scored
+    def loss(
+        self, batch: Batch, key: jax.Array, *, scored: bool = False, first_window: int = 0
+    ) -> jax.Array:
+        del scored, first_window  # noise is one draw for the batch
         depth_m = batch.frames.depth_m[:, 2:]
         seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
         colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255

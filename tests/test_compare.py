@@ -57,8 +57,8 @@ class TinyModel(Model):
         rgb = jax.nn.sigmoid(cloud.features.mean(0)[None, :3] + 0.1 * rays.directions)
         return Rendering(rgb=rgb, depth_m=rays.directions[:, 2], acc=rays.directions[:, 2])
 
-    def loss(self, batch, key, *, first_window=0):
-        del first_window  # noise is one draw for the batch
+    def loss(self, batch, key, *, scored=False, first_window=0):
+        del scored, first_window  # noise is one draw for the batch, and the loss the only one
         colors = batch.frames.rgb.mean((2, 3, 4)) / 255
         features = self.unet(colors[:, 1:2])
         predicted = jax.nn.sigmoid((features + self.dynamics(features))[..., :3])

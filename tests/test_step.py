@@ -250,8 +250,8 @@ def test_nonfinite_gradient_of_a_finite_loss_is_skipped_too(trainer, batch, monk
         def __init__(self, params):
             self.params = params
 
-        def loss(self, batch, key):
-            del batch, key
+        def loss(self, batch, key, *, first_window):
+            del batch, key, first_window
             first = jax.tree.leaves(self.params)[0]
             return jnp.ones(2) + poison(first.sum())
 

@@ -245,8 +245,8 @@ def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     """Do something after the batch of this step has been read, before it is used."""
     read = hdvpd.train.device_batches
 
-    def device_batches(loader: Loader, count: int):
-        for number, batch in enumerate(read(loader, count), start=1):
+    def device_batches(loader: Loader, count: int, *rest: Any):
+        for number, batch in enumerate(read(loader, count, *rest), start=1):
             if number == step:
                 act()
             yield batch
@@ -342,8 +342,8 @@ def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the depth in the batches of these steps by NaN."""
     read = hdvpd.train.device_batches
 
-    def device_batches(loader: Loader, count: int):
-        for number, batch in enumerate(read(loader, count), start=1):
+    def device_batches(loader: Loader, count: int, *rest: Any):
+        for number, batch in enumerate(read(loader, count, *rest), start=1):
             depth_m = jnp.full_like(batch.frames.depth_m, jnp.nan)
             frames = dataclasses.replace(batch.frames, depth_m=depth_m)
             yield dataclasses.replace(batch, frames=frames) if number in steps else batch
@@ -476,7 +476,7 @@ def test_one_process_at_a_time(
 def test_the_step_transfers_nothing_implicitly(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def device_batches(loader: Loader, count: int):
+    def device_batches(loader: Loader, count: int, *rest: Any):
         for _ in range(count):
             yield next(loader)[1]
 
