@@ -18,7 +18,8 @@ from hdvpd.planning.trials import TASKS, Outcome, Trial, begin_trial, draw_outco
 from hdvpd.reporting.statistics import student_interval
 from hdvpd.reporting.tables import plus_minus
 from hdvpd.types import Float
-from hdvpd.world.base import World, load
+from hdvpd.world.base import World
+from hdvpd.world.loading import load
 from studies.outputs import Row, make_folder, table, write_csv, write_settings
 from studies.settings import RankingSettings
 
@@ -144,11 +145,15 @@ def _scores(entry: dict[str, Any], name: str, step: int) -> list[float]:
     chosen = int(np.argmin(predicted))
     constant = np.ptp(predicted) == 0 or np.ptp(true) == 0
     return [
-        np.nan if constant else float(stats.spearmanr(predicted, true).statistic),
-        np.nan if constant else float(stats.kendalltau(predicted, true).statistic),
+        np.nan if constant else _statistic(stats.spearmanr(predicted, true)),
+        np.nan if constant else _statistic(stats.kendalltau(predicted, true)),
         float(true[chosen] - true.min()),
         float(success[chosen]),
     ]
+
+
+def _statistic(result: Any) -> float:
+    return float(result.statistic)
 
 
 def _known(value: float) -> float | None:

@@ -504,7 +504,12 @@ def drop_links(path: Path) -> None:
 
 def test_one_camera_is_proven_by_the_robot(path):
     drop_camera(path, "cam1")
-    report = quick(path)
+    # Few frames do not tell one camera's picture of this robot from its mirror image.
+    few = quick(path)
+    assert few.verdict == "unproven"
+    assert few.world is not None
+    assert not few.world.handedness
+    report = check(path, backend="scipy")
     assert report.passed
     assert "single camera" in texts(report, "views")
 

@@ -63,7 +63,10 @@ def words_of(text: str) -> str:
     [
         (
             "fly",
-            ["no command 'fly'", "data, model, train, eval, compare, demo and"],
+            [
+                "no command 'fly'",
+                "data, model, train, eval, rollout, compare, view, export, demo",
+            ],
         ),
         ("trian demo", ["no command 'trian'", "did you mean `hdvpd train`?"]),
         ("data simluate --out x", ["no command 'simluate'", "did you mean `hdvpd data simulate`?"]),
@@ -508,7 +511,7 @@ def test_demo_reuses_data_of_the_same_settings_only(tmp_path: Path) -> None:
     data = tmp_path / "data" / "demo"
     data.mkdir(parents=True)
     config = load_config("debug").data
-    flags = " ".join(simulation_flags(20, config.height, config.width))
+    flags = " ".join(simulation_flags(20, config.height, config.width, 0))
     (data / "dataset.json").write_text(
         f'{{"source": {{"command": "hdvpd data simulate {flags}"}}}}'
     )

@@ -603,8 +603,10 @@ def test_an_interrupted_import_is_refused_by_readers_and_completed_to_the_same_b
     with monkeypatch.context() as patch:
         real = episode._write_images
 
-        def stop_in_the_second(target: Any, recording: Any, prepared: Any, place: Any) -> None:
-            real(target, recording, prepared, place)
+        def stop_in_the_second(
+            target: Any, recording: Any, prepared: Any, place: Any, *rest: Any
+        ) -> None:
+            real(target, recording, prepared, place, *rest)
             if place.episode.endswith("traj_1"):
                 raise KeyboardInterrupt
 

@@ -97,6 +97,8 @@ def begin_trial(task: str, size: tuple[int, int], seed: Sequence[int]) -> Trial:
     # Again from the beginning: a clip keeps positions, and going on needs velocities too.
     simulation = clip.settle(drawn.model, drawn.path[0])
     states = clip.follow(drawn.model, simulation, drawn.path[: last + 1])
+    if states is None:
+        raise RuntimeError("the arms touch in a repetition of a clip in which they do not")
     frames = states[-2:]
     rgb, depth_m = clip.render(drawn.model, frames, size)
     poses = clip.frame_poses(drawn.model, frames[-1:], scene.object_names(task)[:1])

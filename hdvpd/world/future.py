@@ -215,8 +215,8 @@ class Future:
         points = np.concatenate([self.start.robot.positions[1:], self.robot.positions])
         gripper = np.concatenate([self.start.robot.gripper[1:], self.robot.gripper])
         joints, targets = self.start.joints, self.joint_targets
-        known = joints is not None and targets is not None
-        joints = np.concatenate([joints[1:], targets])[-2:] if known else None
+        if joints is not None:
+            joints = None if targets is None else np.concatenate([joints[1:], targets])[-2:]
         names = list(self.start.cameras)
         return dataclasses.replace(
             self.start,

@@ -132,14 +132,15 @@ def align(
       image: motion of the image, likewise.
 
     Returns:
-      Correlations over all episodes, each taken relative to its own mean; None if nothing moves or
-      there are too few frames.
+      Correlations over all episodes, each taken relative to its own mean; None if nothing moves,
+      there are too few frames, or the robot's motion is not finite.
     """
     shortest = min((len(r) for r in robot), default=0)
     reach = min(MAX_LAG, shortest // 3)
     if sum(len(r) for r in robot) < MIN_SAMPLES or reach < 1:
         return None
-    if max(float(np.ptp(r)) for r in robot) < MOVING / 10:
+    # Not finite: a finding of its own, which says nothing of time.
+    if not np.max([np.ptp(r) for r in robot]) >= MOVING / 10:
         return None
     lags = tuple(range(-reach, reach + 1))
     pairs = [_centred(r, i) for r, i in zip(robot, image, strict=True)]
