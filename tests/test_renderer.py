@@ -53,7 +53,8 @@ def blob(num_particles=12, spread=0.04, seed=0, num_real=None):
 def surface(kernel=WIDEST, steepness=40.0, threshold=1.0, scale=20.0):
     """A stand-in for the MLP: opaque where a kernel's density channel passes the threshold."""
 
-    def shade(inputs):
+    def shade(inputs, colors=None):
+        del colors
         inputs = inputs.reshape(inputs.shape[0], 4, CHANNELS + 1)
         rgb = jax.nn.sigmoid(2 * inputs[:, WIDEST, :CHANNELS])
         return rgb, scale * jax.nn.softplus(steepness * (inputs[:, kernel, CHANNELS] - threshold))
@@ -78,7 +79,8 @@ def jitted(config=CONFIG, kernels="xla", knn_backend="kdtree", mlp=None):
         module = scenes.apply(graphdef, params)
         if mlp is not None:
             module.mlp = mlp
-        return module(clouds, rays, key)
+        keys = None if key is None else jax.random.split(key, len(clouds.mask))
+        return module(clouds, rays, keys)
 
     return jax.jit(run)
 
@@ -268,7 +270,8 @@ def test_features_at_the_cutoff_are_those_of_all_sixteen_neighbours(kernels, knn
     graphdef, params = definition(CONFIG, kernels, knn_backend)
 
     def shade(clouds):
-        def keep(inputs):
+        def keep(inputs, colors=None):
+            del colors
             interpolated = inputs.reshape(-1, 4, CHANNELS + 1)[:, WIDEST, :CHANNELS]
             return interpolated, jnp.ones(len(inputs))
 

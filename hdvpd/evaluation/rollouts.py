@@ -178,17 +178,21 @@ def predict_clouds(
     Returns:
       Clouds by predictor, axes (s).
     """
-    clouds = {"model": compiled.rollout(observed, robot, key)}
+
+    def roll_out(plan: RobotPoints) -> ParticleCloud:
+        return compiled.rollout(observed, plan, jax.random.clone(key))
+
+    clouds = {"model": roll_out(robot)}
     for control in controls:
         match control:
             case "kinematics_only":
                 clouds[control] = carry_particles(_at(observed, 0), _at(observed, 1), robot)
             case "zero_actions":
-                clouds[control] = compiled.rollout(observed, hold_still(robot), key)
+                clouds[control] = roll_out(hold_still(robot))
             case "shuffled_actions":
                 if lent is None:
                     raise ValueError(f"{control} needs a plan.")
-                clouds[control] = compiled.rollout(observed, replace_plan(robot, lent), key)
+                clouds[control] = roll_out(replace_plan(robot, lent))
     return clouds
 
 
