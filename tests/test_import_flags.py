@@ -293,8 +293,8 @@ KILLED = """
 import os
 from hdvpd.data.importers import driver, episode
 real = episode._write_images
-def write(target, recording, prepared, place):
-    real(target, recording, prepared, place)
+def write(target, recording, prepared, place, *rest):
+    real(target, recording, prepared, place, *rest)
     if place.episode == "demo_1":
         os._exit(9)  # as if killed: the images are written, the episode is not finished
 episode._write_images = write

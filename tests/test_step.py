@@ -171,9 +171,9 @@ def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkey
     graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
     sample, weights = hdvpd.model.sample_rays, []
 
-    def record(*arguments):
+    def record(*arguments, near):
         weights.append(arguments[-2])
-        return sample(*arguments)
+        return sample(*arguments, near=near)
 
     monkeypatch.setattr(hdvpd.model, "sample_rays", record)
     model = scenes.apply(graphdef, params)
