@@ -92,4 +92,4 @@ def test_a_sheet_that_cannot_be_written_is_one_message(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"contact_sheet\.png: No space left"):
         inspect(path)
-    assert sorted(f.name for f in path.iterdir()) == ["dataset.json", "episodes"]
+    assert sorted(f.name for f in path.iterdir()) == ["dataset.json", "episodes", "robot.json"]

@@ -166,7 +166,8 @@ def run(page: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run the page's commands on data as they stand; return what they printed."""
     for words in commands(page):
         if words[0] == "data":
-            assert main(words) == 0, words
+            # Two seconds of one episode may not tell the world from its mirror image: unproven, 1.
+            assert main(words) in ((0, 1) if words[1] == "check" else (0,)), words
     return capsys.readouterr().out
 
 
@@ -177,7 +178,9 @@ def test_the_worked_example_of_a_page_runs_and_prints_what_the_page_shows(place,
     assert set(dataset.cameras) == set(place.cameras)
     assert len(dataset.episodes) == 1
     assert dataset.read(0, "cameras/" + place.cameras[0] + "/rgb").shape == (5, 96, 128, 3)
-    assert dataset.info.raw["source"]["calibration"]["passed"]
+    calibration = dataset.info.raw["source"]["calibration"]
+    assert calibration["cameras"] == dict.fromkeys(place.cameras, "pass")
+    assert not calibration["mistakes"]
     for file in ("contact_sheet.png", "check/check.html", "check/check.json"):
         assert (dataset.path / file).is_file()
     (shown,) = blocks(PAGES[name], "text")
