@@ -75,6 +75,16 @@ def says(opened, text: str) -> None:
     )
 
 
+def tick(box, wanted):
+    """Click until a box is as wanted: while its folder unfolds, a click may land beside it."""
+    for _ in range(20):
+        if box.is_checked() == wanted:
+            return
+        box.click(force=True)
+        box.page.wait_for_timeout(500)
+    pytest.fail("the box does not change")
+
+
 def test_time_and_layer_decide_what_is_drawn(shown, page):
     first = pixels(page)
     assert count(first, RED) == 0
@@ -97,21 +107,21 @@ def test_time_and_layer_decide_what_is_drawn(shown, page):
 
 def test_playing_moves_on(shown, page):
     first = pixels(page)
-    page.get_by_label("play", exact=True).check(force=True)
+    tick(page.get_by_label("play", exact=True), True)
     until(page, lambda p: abs(column(p, BLUE) - column(first, BLUE)) > 20)
-    page.get_by_label("play", exact=True).uncheck(force=True)
+    tick(page.get_by_label("play", exact=True), False)
 
 
 def test_what_is_in_the_box_is_removed_and_comes_back(shown, page):
     page.get_by_text("Edit", exact=True).click()
     page.get_by_label("selection box").wait_for()  # the folder unfolds slowly
-    page.get_by_label("selection box").check(force=True)
+    tick(page.get_by_label("selection box"), True)
     before = count(pixels(page), BLUE)
     page.get_by_role("button", name="Select what is in the box").click()
     says(page, f"{ALL} particles")
     until(page, lambda p: count(p, BLUE) < before / 2)  # what is selected is marked
     page.get_by_role("button", name="Remove").click()
-    page.get_by_label("selection box").uncheck(force=True)
+    tick(page.get_by_label("selection box"), False)
     until(page, lambda p: count(p, BLUE) == 0)
     assert [edit.action for edit in shown.editor.edits[0]] == ["remove"]
     assert shown.shown.options == ("prediction",)  # what was edited has no truth
