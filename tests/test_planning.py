@@ -103,6 +103,7 @@ def test_a_cost_that_is_not_finite_moves_nothing():
     assert np.isfinite(mean).all()
     low, high = (f(candidates[[1, 3]], axis=0) for f in (np.min, np.max))
     assert ((mean >= low) & (mean <= high)).all()
+    assert solver.tell(search, candidates, np.full(6, np.inf)) is search
 
 
 def test_a_warm_start_begins_where_the_last_plan_goes_on():
@@ -255,3 +256,20 @@ def test_the_planner_brings_a_pushed_point_to_its_goal(robot, solver):
     assert plan.joint_targets.shape == (4, 16)
     again = planner.plan(state, np.random.default_rng(0))
     np.testing.assert_array_equal(plan.joint_targets, again.joint_targets)
+
+
+@pytest.mark.parametrize("solver", [RandomShooting(4), CEM(4), ICEM(4), MPPI(4)])
+def test_predictions_that_are_never_finite_are_one_message(robot, solver):
+    class Broken(PushedPoint):
+        def rollout(self, *arguments, **options):
+            future = super().rollout(*arguments, **options)
+            clouds = dataclasses.replace(
+                future.clouds, positions=np.full_like(future.clouds.positions, np.nan)
+            )
+            return dataclasses.replace(future, clouds=clouds)
+
+    space = JointKnots(robot, horizon=2, knots=1, joints=("R_j1",))
+    cost = Lift(near((0.0, 0.0, 0.0), 0.01))
+    planner = Planner(Broken(robot), cost, space, solver, 2)
+    with pytest.raises(UserError, match="finite cost"):
+        planner.plan(make_state(np.zeros((1, 3))), np.random.default_rng(0))

@@ -39,7 +39,7 @@ class Plan:
       joint_targets: of the best candidate of all rounds.
       cost: its predicted cost.
       best_costs: least cost found up to the end of every round.
-      mean_costs: mean over the candidates of every round.
+      mean_costs: mean over every round's candidates of finite cost.
       search: what the solver knows in the end, for a warm start.
       future: prediction of the best candidate, with features, so that it can be rendered.
       seconds: that the decision took.
@@ -98,7 +98,8 @@ class Planner:
             if costs.min() < best_cost:
                 best_cost, best = float(costs.min()), targets[int(np.argmin(costs))]
             best_costs.append(best_cost)
-            mean_costs.append(float(costs[np.isfinite(costs)].mean()))
+            known = costs[np.isfinite(costs)]
+            mean_costs.append(float(known.mean()) if len(known) else np.inf)
         if best is None:
             raise UserError(
                 "No candidate plan has a finite cost: the model's predictions are not finite. "

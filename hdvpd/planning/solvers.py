@@ -55,9 +55,12 @@ class AbstractSolver:
         shape = (knots, variables)
         return Search(np.zeros(shape), np.full(shape, self.init_std), np.zeros((0, *shape)))
 
-    @abstractmethod
     def ask(self, search: Search, rng: np.random.Generator) -> Float[np.ndarray, "k q d"]:
-        """Draw candidates within the box; their first is the centre of the search itself."""
+        """Draw candidates within the box; their first is the centre of the search itself.
+
+        Here they are of the search's Gaussian, clipped.
+        """
+        return _clipped(search, rng.standard_normal((self.num_samples, *search.mean.shape)))
 
     @abstractmethod
     def tell(
@@ -109,10 +112,6 @@ class CEM(AbstractSolver):
     min_std: float = 0.05
     momentum: float = 0.1
 
-    def ask(self, search: Search, rng: np.random.Generator) -> Float[np.ndarray, "k q d"]:
-        """Draw from the Gaussian."""
-        return _clipped(search, rng.standard_normal((self.num_samples, *search.mean.shape)))
-
     def tell(
         self,
         search: Search,
@@ -163,20 +162,19 @@ class MPPI(AbstractSolver):
 
     temperature: float = 0.3
 
-    def ask(self, search: Search, rng: np.random.Generator) -> Float[np.ndarray, "k q d"]:
-        """Draw around the mean."""
-        return _clipped(search, rng.standard_normal((self.num_samples, *search.mean.shape)))
-
     def tell(
         self,
         search: Search,
         candidates: Float[np.ndarray, "k q d"],
         costs: Float[np.ndarray, "k"],
     ) -> Search:
-        """Move the mean to the candidates' weighted one."""
-        finite = np.where(np.isfinite(costs), costs, np.inf)
-        spread = np.std(finite[np.isfinite(finite)]) + 1e-12
-        weights = np.exp(-(finite - finite.min()) / (self.temperature * spread))
+        """Move the mean to the candidates' weighted one; without a finite cost it stays."""
+        known = np.isfinite(costs)
+        if not known.any():
+            return search
+        best, spread = costs[known].min(), np.std(costs[known]) + 1e-12
+        above = np.where(known, costs, np.inf) - best
+        weights = np.exp(-above / (self.temperature * spread))
         weights /= weights.sum()
         return dataclasses.replace(search, mean=np.einsum("k,kqd->qd", weights, candidates))
 

@@ -33,8 +33,6 @@ from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
 
-MAX_BYTES = 4_000_000
-"""Of a model that is shipped with the package."""
 REFERENCE = "reference"
 """Name of the model that comes with hdvpd, where one does."""
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry, so that equal content gives equal bytes
