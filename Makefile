@@ -3,6 +3,7 @@
 # make test    the whole test suite
 # make lint    style, formatting and types
 # make longtest  the test suite with many more repetitions of its randomised tests
+# make soak    the tests of reliability that take minutes each, at most 30 together on two cores
 # make bench   the quick benchmarks; one table in runs/bench/
 # make env     only the environment, .venv; PYTHON=python3.12 chooses the interpreter
 
@@ -13,10 +14,10 @@ STAMP := $(VENV)/.hdvpd
 # A file's tests share what is compiled, so they stay in one process. WORKERS=0 uses this one alone.
 WORKERS ?= logical
 PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS),browser \
-  -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile
+  -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations=50 --durations-min=1
 TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,view,rerun,studies,vision,gym
 
-.PHONY: demo compare test longtest lint bench env clean
+.PHONY: demo compare test longtest soak lint bench env clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -37,6 +38,9 @@ test: system-simulation system-open3d system-browser $(STAMP)-test
 
 longtest: system-simulation system-open3d system-browser $(STAMP)-test
 	$(PYTEST) --long $(PYTEST_FLAGS)
+
+soak: system-simulation $(STAMP)-test
+	$(PYTEST) --soak -m soak $(PYTEST_FLAGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .

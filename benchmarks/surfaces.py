@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("--data.path", dest="path", default=None)
     parser.add_argument("--particles", type=int, nargs="*", default=[])
-    parser.add_argument("--thickness", type=float, nargs="*", default=[0.008, 0.005])
+    parser.add_argument("--thickness", type=float, nargs="*", default=[0.005, 0.004])
     parser.add_argument("--frames", type=int, default=4)
     arguments = parser.parse_args()
     config = load_config(arguments.experiment)

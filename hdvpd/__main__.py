@@ -14,6 +14,7 @@ from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.export import Export
 from hdvpd.commands.flags import understood
 from hdvpd.commands.model import Convert, Pack, Summary, Unpack
+from hdvpd.commands.plan import PlanTask
 from hdvpd.commands.rollout import Rollout
 from hdvpd.commands.train import Train
 from hdvpd.commands.view import View
@@ -68,6 +69,7 @@ HDVPD = Program(
         "train": Train,
         "eval": Evaluate,
         "rollout": Rollout,
+        "plan": PlanTask,
         "compare": Compare,
         "view": View,
         "export": Export,

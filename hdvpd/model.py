@@ -63,12 +63,15 @@ class Model(nnx.Module):
     def _visible(self) -> tuple:
         return (self.scene.workspace_min, self.scene.workspace_max, self.config.render.far)
 
-    def encode(self, frames: RgbdFrames, key: PRNGKey) -> ParticleCloud:
+    def encode(
+        self, frames: RgbdFrames, key: PRNGKey, num_particles: int | None = None
+    ) -> ParticleCloud:
         """Turn the views of one time step into particles (docs/equations.md, Encoder).
 
         Args:
           frames: axes (v): all cameras at one time.
           key: draws the subsample.
+          num_particles: how many; by default `model.num_particles`.
         """
         with jax.named_scope("encode"):
             model = self.config.model
@@ -81,7 +84,7 @@ class Model(nnx.Module):
                 points.reshape(-1, 3),
                 features.reshape(-1, features.shape[-1]),
                 valid.reshape(-1),
-                model.num_particles,
+                num_particles or model.num_particles,
                 key,
                 even=model.even,
             )
@@ -198,7 +201,8 @@ class Model(nnx.Module):
     ) -> ParticleCloud:
         """Return the predicted clouds of one window, then, on demand, the last observed one."""
         observed = jax.tree.map(lambda x: x[:2], frames)
-        clouds = jax.vmap(self.encode)(observed, jax.random.split(encode_key))
+        encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
+        clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
         clouds = self.rollout(previous, current, robot, rollout_key)
         if not reconstruct:

@@ -12,35 +12,38 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import jax.stages
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
 from hdvpd.data.object_motion import moving_windows
-from hdvpd.data.setup import keep_setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
 from hdvpd.errors import UserError
+from hdvpd.evaluation.rollouts import compile_model
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.parallel import Layout, make_layout
-from hdvpd.training.reporting import save_first_batch
+from hdvpd.training.preflight import wants_preflight
+from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
-from hdvpd.training.session import Session, Validate, average_batches, new_progress
+from hdvpd.training.session import Session, Validate, average_batches
+from hdvpd.training.starting import start_or_restore
 from hdvpd.training.step import (
     Metrics,
     Params,
     TrainState,
     TrainStep,
-    create_train_state,
     make_train_step,
     make_validate,
+    merge_model,
 )
 from hdvpd.types import Batch, PRNGKey
 
@@ -89,39 +92,107 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
-    run = RunFolder.find_to_train(Path(run_dir), resume, step)
-    path = run.path
-    data, layout = open_data(config), make_layout(config.train)
-    with StopSignals() as stop, run.lock(), contextlib.ExitStack() as opened:
+    team = Team.here()
+    run = team.together(lambda: RunFolder.find_to_train(Path(run_dir), resume, step))
+    data, layout = team.together(lambda: (open_data(config), make_layout(config.train)))
+    with StopSignals() as stop, contextlib.ExitStack() as opened:
+        team.together(lambda: opened.enter_context(run.lock()) if team.primary else None)
         store = run.checkpoints(config.train.keep_checkpoints)
-        graphdef, state, progress = start_or_restore(store, config, data, step)
-        session = Session(path, config, data.scene, store, progress)
+        graphdef, state, progress = start_or_restore(store, config, data.dataset, step, team)
+        # What the other processes would write into the run's folder is the primary's to write.
+        aside = contextlib.nullcontext(run.path) if team.primary else TemporaryDirectory()
+        path = Path(opened.enter_context(aside))
+        session = team.together(
+            lambda: Session(path, config, data.scene, store, progress, team, layout.gather)
+        )
         opened.callback(session.close)
-        loader = opened.enter_context(contextlib.closing(open_loader(config, data, session.step)))
-        state = layout.place_state(state)
-        batches = device_batches(loader, config.train.num_steps - session.step, layout)
-        batch = next(batches, None)
-        key = layout.place_everywhere(jax.random.key(config.train.seed))
-        train_step = (make_step or make_train_step)(config, graphdef)
-        train_step = compile_step(session, train_step, state, batch, key)
-        validate = make_validator(session, config, graphdef, data, stop, layout)
+        part = layout.slice_of(team.number, config.train.batch_size)
+        loader = open_loader(config, data, session.step, part)
+        opened.callback(loader.close)
+        step_of = (make_step or make_train_step)(config, graphdef)
+        run_steps(
+            session,
+            config,
+            data,
+            layout,
+            loader,
+            stop,
+            (graphdef, layout.place_state(state), step_of),
+        )
+        interrupted = team.any(stop.received is not None)
+    if interrupted:
+        raise SystemExit(stop.exit_status or 143)
 
-        if batch is not None and session.step == 0:
-            save_first_batch(path / "first_batch.png", batch)
-        keep_setup(path, data.dataset)
+
+def run_steps(
+    session: Session,
+    config: Config,
+    data: TrainingData,
+    layout: Layout,
+    loader: Loader,
+    stop: StopSignals,
+    model: tuple[nnx.GraphDef, TrainState, TrainStep],
+) -> None:
+    """Take the steps that are left, and do what is due after each.
+
+    Args:
+      session: of the run.
+      config: of the run.
+      data: what it reads.
+      layout: of its arrays.
+      loader: of the batches from the session's step on.
+      stop: ends the run early.
+      model: its definition, the state to continue from, and the jitted step.
+    """
+    graphdef, state, train_step = model
+    batches = device_batches(loader, config.train.num_steps - session.step, layout)
+    batch = next(batches, None)
+    key = layout.place_everywhere(jax.random.key(config.train.seed))
+    train_step = compile_step(session, train_step, state, batch, key)
+    validate = make_validator(session, config, graphdef, data, stop, layout)
+    session.begin(data.dataset, None if batch is None else layout.local(batch))
+    stopping = session.team.any(stop.received is not None)
+    if batch is not None and not stopping and wants_preflight(config.train, session.step):
+        first = batch
+        parts: dict[str, Callable[[], Any]] = {
+            "training step": lambda: train_step(jax.tree.map(jnp.copy, state), first, key)
+        }
+        if data.held_out:
+            parts["validation"] = lambda: validate(state.params)
+        params = layout.gather(state).params
+        parts["rollout with an image"] = lambda: roll_out(config, graphdef, params, data)
+        session.preflight(parts, state)
+    session.do_due(state, validate)
+    while batch is not None and not session.team.any(stop.received is not None):
+        begin, waited = time.perf_counter(), loader.data_wait_s
+        with jax.transfer_guard("disallow"):
+            state, metrics = train_step(state, batch, key)
+        batch = next(batches, None)  # read and copied while the device computes
+        metrics = jax.device_get(metrics)
+        seconds, data_wait_s = time.perf_counter() - begin, loader.data_wait_s - waited
+        windows = data.windows.sample(config.train.seed, session.step, config.train.batch_size)
+        session.count(metrics, windows=windows, seconds=seconds, data_wait_s=data_wait_s)
         session.do_due(state, validate)
-        while batch is not None and not stop.received:
-            begin, waited = time.perf_counter(), loader.data_wait_s
-            with jax.transfer_guard("disallow"):
-                state, metrics = train_step(state, batch, key)
-            batch = next(batches, None)  # read and copied while the device computes
-            metrics = jax.device_get(metrics)
-            seconds, data_wait_s = time.perf_counter() - begin, loader.data_wait_s - waited
-            session.count(metrics, seconds=seconds, data_wait_s=data_wait_s)
-            session.do_due(state, validate)
-        session.finish(state, validate, interrupted=bool(stop.received))
-    if stop.exit_status is not None:
-        raise SystemExit(stop.exit_status)
+    interrupted = session.team.any(stop.received is not None)
+    session.finish(state, validate, interrupted=interrupted)
+
+
+def roll_out(config: Config, graphdef: nnx.GraphDef, params: Params, data: TrainingData) -> Any:
+    """Roll the first window out and render one image of it, as evaluation does.
+
+    Returns:
+      The image, axes (g v h w).
+    """
+    model = merge_model(graphdef, jax.device_get(params))
+    compiled = compile_model(model)
+    window = read_window(data.dataset, *data.windows[0], data.windows.length, config.data)
+    observed, camera = (
+        jax.tree.map(lambda x: x[:OBSERVED_FRAMES], window.frames),
+        jax.tree.map(lambda x: x[-1:, :1], window.frames.camera),
+    )
+    clouds = compiled.encode(observed, jax.random.key(0))
+    clouds = compiled.rollout(clouds, window.robot, jax.random.key(1))
+    return compiled.render(jax.tree.map(lambda x: x[-1:], clouds), camera)
 
 
 def open_data(config: Config) -> TrainingData:
@@ -170,62 +241,8 @@ def favour_moving(dataset: Dataset, windows: WindowIndex, config: Config) -> Non
     windows.favour(moving, share)
 
 
-def start_or_restore(
-    store: CheckpointStore, config: Config, data: TrainingData, step: int | None
-) -> tuple[nnx.GraphDef, TrainState, Progress]:
-    """Take the run's last sound checkpoint, or the initial state where there is none.
-
-    Checkpoints after the restored one, damaged or of an abandoned continuation, are set aside.
-
-    Args:
-      store: checkpoints of the run.
-      config: of this start.
-      data: what this start reads.
-      step: the checkpoint to take; None takes the newest sound one.
-
-    Returns:
-      Definition of the model, the state to continue from, and where the run stands.
-
-    Raises:
-      UserError: there is no such checkpoint, or it belongs to a run of another kind.
-    """
-    store.clean()
-    identity = data.dataset.identity()
-    if step is None and not store.steps():
-        graphdef, state = create_train_state(config, data.scene)
-        require_disk_space(store.path.parent, state)
-        return graphdef, state, new_progress(identity)
-    step = store.sound_step(step)
-    saved_config, _, saved_progress = store.read_origin(step)
-    RunFolder(store.path.parent).require_same(
-        saved_config,
-        config,
-        saved_dataset=saved_progress["dataset"],
-        dataset=identity,
-    )
-    graphdef, shapes = describe_train_state(config, data.scene)
-    state, step, progress = store.restore(step, shapes)
-    for later in store.steps():
-        if later > step:
-            store.set_aside(later)
-    return graphdef, state, progress
-
-
-def describe_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, TrainState]:
-    """Build the train state with shapes for arrays: initialising only to restore costs seconds."""
-    graphdefs: list[nnx.GraphDef] = []
-
-    def create() -> TrainState:
-        graphdef, state = create_train_state(config, scene)
-        graphdefs.append(graphdef)
-        return state
-
-    shapes = jax.eval_shape(create)
-    return graphdefs[0], shapes
-
-
-def open_loader(config: Config, data: TrainingData, start_step: int) -> Loader:
-    """Start reading the training windows from the batch after `start_step` steps."""
+def open_loader(config: Config, data: TrainingData, start_step: int, part: slice) -> Loader:
+    """Start reading this process's part of each batch, from that after `start_step` steps on."""
     return Loader(
         data.dataset,
         data.windows,
@@ -233,6 +250,7 @@ def open_loader(config: Config, data: TrainingData, start_step: int) -> Loader:
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         start_step=start_step,
+        part=part,
     )
 
 
@@ -273,26 +291,32 @@ def make_validator(
       graphdef: of the model.
       data: holds the windows.
       stop: ends a validation early.
-      layout: every device computes all of the validation.
+      layout: spreads the windows, where its devices divide them; else every device computes all.
 
     Returns:
       Function from parameters to mean metrics; None if it was stopped.
     """
-    validate = make_validate(graphdef)
     windows, limit = data.held_out, config.train.batch_size
     # The largest equal parts that fit in a training batch: one compilation, no more memory.
     size = max((n for n in range(1, limit + 1) if len(windows) % n == 0), default=1)
     parts = [windows[i : i + size] for i in range(0, len(windows), size)]
+    spread = size % layout.mesh.size == 0
+    validate = make_validate(graphdef, layout if spread else None)
+    mine = layout.slice_of(session.team.number, size) if spread else slice(None)
+    place = layout.place_batch if spread else layout.place_everywhere
     length = data.windows.length
     compiled: list[Callable[..., Metrics]] = []
 
     def run(params: Params) -> dict[str, float] | None:
         results = []
         for number, part in enumerate(parts):
-            if stop.received:
+            if session.team.any(stop.received is not None):
                 return None
-            read = [read_window(data.dataset, *window, length, config.data) for window in part]
-            batch = layout.place_everywhere(stack_windows(read))
+            batch = place(
+                stack_windows(
+                    [read_window(data.dataset, *w, length, config.data) for w in part[mine]]
+                )
+            )
             key = jax.random.fold_in(jax.random.key(config.train.seed + 1), number)
             key = layout.place_everywhere(key)
             if not compiled:

@@ -13,6 +13,7 @@ from hdvpd.commands.base import AbstractCommand, Program
 from hdvpd.errors import UserError, how_to_install
 from studies.settings import (
     CalibrationSettings,
+    ClosedLoopSettings,
     ExpressivitySettings,
     GrfSettings,
     MechanismSettings,
@@ -33,6 +34,7 @@ STUDIES: Mapping[str, type] = {
     "vision": VisionSettings,
     "video": VideoSettings,
     "ranking": RankingSettings,
+    "closed-loop": ClosedLoopSettings,
 }
 """What can be set in each study; the module of the same name runs it."""
 
@@ -55,7 +57,7 @@ class Study(AbstractCommand, Generic[Settings]):
         """
         (name,) = (name for name, kind in STUDIES.items() if type(self.settings) is kind)
         try:
-            module = importlib.import_module(f"studies.{name}")
+            module = importlib.import_module(f"studies.{name.replace('-', '_')}")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith(("hdvpd", "studies")):
                 raise

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.data.arrays import LINKS, TARGET_LINKS
+from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.calibrate import corrections_of
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.wording import all_findings, diagnosis_lines
@@ -25,6 +27,8 @@ from studies.outputs import make_folder, table, write_csv
 from studies.settings import CalibrationSettings
 
 FIRST_ERROR_SEED = 1000
+KINDS = ("analytic", "simulated", "analytic", "imported", "analytic")
+"""Of the sets, in turn."""
 
 
 def main(out: Path, settings: CalibrationSettings) -> None:
@@ -37,7 +41,7 @@ def main(out: Path, settings: CalibrationSettings) -> None:
             continue
         mark.touch()
         try:
-            file.write_text(json.dumps(measure_set(error, drawn)))
+            file.write_text(json.dumps(measure_set(error, drawn, out / "simulated")))
         finally:
             mark.unlink(missing_ok=True)
     rows = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
@@ -49,7 +53,10 @@ def main(out: Path, settings: CalibrationSettings) -> None:
 
 def tasks(settings: CalibrationSettings) -> Iterator[tuple[str, Error | None, Draw]]:
     """List the sets: a name, the error or None, and what is drawn; sound and wrong ones in turn."""
-    sound = [(f"sound-{k:03}", None, draw(settings.seed + k)) for k in range(settings.sound)]
+    sound = [
+        (f"sound-{k:03}", None, draw(settings.seed + k, kind=KINDS[k % len(KINDS)]))
+        for k in range(settings.sound)
+    ]
     wrong = [
         (f"error-{number:02}-{k:03}", error, _for_error(error, settings.seed, number, k))
         for k in range(settings.each)
@@ -63,15 +70,19 @@ def tasks(settings: CalibrationSettings) -> Iterator[tuple[str, Error | None, Dr
 
 
 def _for_error(error: Error, seed: int, number: int, k: int) -> Draw:
-    cameras = 3 if k % 3 == 2 else 2
+    kind = KINDS[k % len(KINDS)]
+    if error.late or error.truth == "joint":
+        kind = "analytic"  # the others cannot show it
+    cameras = 3 if k % 3 == 2 and kind == "analytic" else 2
     return draw(
         seed + FIRST_ERROR_SEED + 50 * number + k,
         cameras=cameras,
         model=error.robot or k % 2 == 0,
+        kind=kind,
     )
 
 
-def measure_set(error: Error | None, drawn: Draw) -> dict[str, Any]:
+def measure_set(error: Error | None, drawn: Draw, shared: Path) -> dict[str, Any]:
     """Write one set, check it and return what was found."""
     folder = Path(tempfile.mkdtemp())
     started = time.process_time()
@@ -82,7 +93,7 @@ def measure_set(error: Error | None, drawn: Draw) -> dict[str, Any]:
                 return arrays
             return error.damage(arrays, np.random.default_rng([drawn.seed, 1]), number)
 
-        write(folder / "set", drawn, damage, 0.0 if error is None else error.late)
+        write(folder / "set", drawn, damage, 0.0 if error is None else error.late, shared)
         report = check(folder / "set", episodes=4, frames=4, backend="scipy")
         corrections, _ = corrections_of(report)
         row = {"error": "none (sound)", "size": f"{len(drawn.cameras)} cameras"}
@@ -100,7 +111,8 @@ def measure_set(error: Error | None, drawn: Draw) -> dict[str, Any]:
             and all(mended.status(name) == "pass" for name in report.cameras),
             "offered": bool(corrections),
             "lag_named": any("images are" in line for line in said),
-            "before_mm": _worst(report),
+            "before_mm": _worst(report.evidence),
+            "after_mm": float("nan") if mended is None else _worst(mended),
             "cpu_s": time.process_time() - started,
             "text": text,
             "draw": repr(drawn),
@@ -109,8 +121,8 @@ def measure_set(error: Error | None, drawn: Draw) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _worst(report: Report) -> float:
-    measured = [1e3 * p.median_m for p in report.evidence.pairs if p.status != "unproven"]
+def _worst(evidence: Evidence) -> float:
+    measured = [1e3 * p.median_m for p in evidence.pairs if p.status != "unproven"]
     return max(measured, default=float("nan"))
 
 
@@ -121,6 +133,8 @@ def _recovered(
     if error.truth == "lag":
         shift = report.cameras["cam0"].shift
         return {} if shift is None else {"lag_error": abs(shift.lag - error.late)}
+    if error.truth in ("base", "joint"):
+        return _robot_recovered(error, drawn, path, corrections)
     if not error.truth or not corrections.cameras:
         return {}
     first, other = (corrections.cameras.get(n, CameraCorrection()) for n in ("cam0", "cam1"))
@@ -139,10 +153,37 @@ def _recovered(
     truth = np.linalg.inv(reference) @ bad @ np.linalg.inv(moved["cameras/cam0/camera_to_world"])
     found = np.linalg.inv(reference @ other.pose) @ bad @ first.pose
     left = np.linalg.inv(truth) @ found
-    return {
+    row = {
         "turn_error_deg": float(np.rad2deg(Rotation.from_matrix(left[:3, :3]).magnitude())),
         "move_error_mm": float(1e3 * np.linalg.norm(left[:3, 3])),
     }
+    fit = report.found.estimate.fit if report.found.estimate else None
+    if fit is not None and len(fit.errors) == 1:
+        (stated,) = fit.errors.values()
+        turn, move = np.rad2deg(np.linalg.norm(stated[:3])), 1e3 * np.linalg.norm(stated[3:6])
+        row["within"] = bool(row["turn_error_deg"] < 2 * turn and row["move_error_mm"] < 2 * move)
+    return row
+
+
+def _robot_recovered(
+    error: Error, drawn: Draw, path: Path, corrections: Corrections
+) -> dict[str, float]:
+    """Return how far the middle of the robot, or a joint, is from the truth."""
+    if not corrections.moves_robot:
+        return {}
+    if error.truth == "joint":
+        off = sum(joint.offset for joint in corrections.joints.values())
+        return {"joint_error_deg": abs(float(np.rad2deg(off)) + float(error.size.split()[0]))}
+    stored = Dataset(path, corrections=Corrections())
+    links = stored.read(0, LINKS).astype(np.float64)
+    names = ["cameras/cam0/camera_to_world", LINKS]
+    probe: Arrays = {n: np.eye(4) for n in names} | {TARGET_LINKS: np.eye(4)}
+    damaged = error.damage(probe, np.random.default_rng([drawn.seed, 1]), 0)
+    # Either all cameras were moved, and the robot should follow, or the robot, and should go back.
+    truth = damaged[names[0]] @ np.linalg.inv(damaged[LINKS])
+    middle = links[..., :3, 3].reshape(-1, 3).mean(axis=0)
+    found, wanted = (pose @ np.append(middle, 1.0) for pose in (corrections.robot, truth))
+    return {"base_error_mm": float(1e3 * np.linalg.norm(found - wanted))}
 
 
 def summaries(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -163,12 +204,14 @@ def _summary(name: str, size: str, rows: list[dict[str, Any]]) -> dict[str, Any]
     parts = []
     for key, unit in (
         ("turn_error_deg", "degrees"), ("move_error_mm", "mm"), ("scale_error", "of 1"),
-        ("lag_error", "steps"),
+        ("lag_error", "steps"), ("base_error_mm", "mm"), ("joint_error_deg", "degrees"),
     ):  # fmt: skip
         values = [row[key] for row in rows if key in row]
         if values:
             parts.append(f"{np.median(values):.2g} (worst {max(values):.2g}) {unit}")
     verdicts = [row["verdict"] for row in rows]
+    stated = [row["within"] for row in rows if "within" in row]
+    left = [row["after_mm"] for row in rows if row["corrected"] and np.isfinite(row["after_mm"])]
     return {
         "error": name,
         "size": size,
@@ -178,4 +221,6 @@ def _summary(name: str, size: str, rows: list[dict[str, Any]]) -> dict[str, Any]
         "named or corrected": f"{sum(r['named'] or r['corrected'] for r in rows)}/{len(rows)}",
         "correction offered": count("offered"),
         "recovered to": ", ".join(parts),
+        "within two of the stated errors": f"{sum(stated)}/{len(stated)}" if stated else "",
+        "residual": f"{max(left):.1f} mm" if left else "",
     }

@@ -13,7 +13,9 @@ from scipy.spatial.transform import Rotation
 
 from hdvpd.data import schema, writer
 from hdvpd.data.pinhole import AXES, looking_at
+from hdvpd.data.robot import ROBOT_FILE
 from hdvpd.data.simulation import synthetic
+from studies import calibration_sources as sources
 
 Arrays = dict[str, np.ndarray]
 SIZE = (72, 96)
@@ -33,6 +35,7 @@ class Draw:
       step_s: control step [s].
       noise_m: of depth at 1 m, growing with its square [m].
       holes: share of pixels without depth.
+      kind: "analytic", "imported" (the same scene as pictures in a folder) or "simulated".
     """
 
     seed: int
@@ -44,6 +47,7 @@ class Draw:
     step_s: float
     noise_m: float
     holes: float
+    kind: str = "analytic"
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -52,18 +56,21 @@ class Draw:
         return tuple([*names, "wrist"] if self.wrist else names)
 
 
-def draw(seed: int, *, cameras: int = 0, model: bool | None = None) -> Draw:
+def draw(seed: int, *, cameras: int = 0, model: bool | None = None, kind: str = "analytic") -> Draw:
     """Draw a data set.
 
     Args:
       seed: the same seed draws the same.
       cameras: that stand in the world; 0 draws their number.
       model: whether there is a robot model; None draws it.
+      kind: of the set; a simulated one has two cameras at most and a step of 0.5 s.
     """
     rng = np.random.default_rng([7, seed])
     known = bool(rng.random() < 0.6) if model is None else model
-    wrist = bool(rng.random() < 0.25) and cameras == 0
+    wrist = bool(rng.random() < 0.25) and cameras == 0 and kind == "analytic"
+    known = known or kind == "imported"
     count = cameras or int(rng.choice([1, 2, 2, 2, 3, 4]))
+    count = min(count, 2) if kind == "simulated" else count
     if count == 1 and not (known or wrist):
         count = 2
     angles = rng.uniform(-0.25, 0.25) + np.linspace(-0.9, 0.9, count) * rng.uniform(0.7, 1.2)
@@ -83,6 +90,7 @@ def draw(seed: int, *, cameras: int = 0, model: bool | None = None) -> Draw:
         step_s=float(rng.choice([0.05, 0.1, 0.2, 0.5])),
         noise_m=float(rng.choice([0.0, 0.001, 0.002])),
         holes=float(rng.choice([0.0, 0.02])),
+        kind=kind,
     )  # fmt: skip
 
 
@@ -162,15 +170,42 @@ def _sensed(depth: np.ndarray, draw: Draw, rng: np.random.Generator) -> np.ndarr
     return np.where(kept, noisy, 0.0).astype(np.float32)
 
 
-def write(path: Path, draw: Draw, damage: Callable[[int, Arrays], Arrays], late: float = 0) -> None:
+def write(
+    path: Path,
+    draw: Draw,
+    damage: Callable[[int, Arrays], Arrays],
+    late: float = 0,
+    shared: Path = Path("simulated"),
+) -> None:
     """Write a data set.
 
     Args:
       path: new folder.
       draw: what it is like.
       damage: given an episode's number and arrays, returns them with the error.
-      late: frames by which the first camera's images are late.
+      late: frames by which the first camera's images are late; only in analytic ones.
+      shared: folder of the simulated data set that others are taken from.
     """
+    if draw.kind == "analytic":
+        _write_analytic(path, draw, damage, late)
+        return
+
+    def sensed(number: int, arrays: Arrays) -> Arrays:
+        rng = np.random.default_rng([draw.seed, number])
+        depths = {n: _sensed(d, draw, rng) for n, d in arrays.items() if n.endswith("/depth")}
+        return damage(number, arrays | (depths if draw.kind == "simulated" else {}))
+
+    if draw.kind == "simulated":
+        source = sources.simulated(shared)
+    else:
+        recorded = [episode(draw, number, {}) for number in range(draw.episodes)]
+        source = sources.imported(recorded, draw.cameras, draw.step_s, path.with_name("imported"))
+    sources.rewrite(source, path, draw.cameras, draw.episodes, draw.model, sensed)
+
+
+def _write_analytic(
+    path: Path, draw: Draw, damage: Callable[[int, Arrays], Arrays], late: float
+) -> None:
     writer.make_dataset(path)
     description = dict(synthetic.describe(*SIZE))
     description["rate_hz"] = 1 / draw.step_s
@@ -185,6 +220,8 @@ def write(path: Path, draw: Draw, damage: Callable[[int, Arrays], Arrays], late:
         arms = robot["skeleton"]["arms"]
         robot["skeleton"] = {"points": ["tcp"], "segments": [], "arms": arms}
         description["robot"] = robot
+    if draw.model:
+        writer.write_json(path / ROBOT_FILE, synthetic.robot())
     writer.write_json(path / "dataset.json", description)
     for number in range(draw.episodes):
         meta = {
@@ -209,7 +246,7 @@ class Error:
       damage: makes it: (arrays, random generator of the set, episode) to arrays.
       late: frames by which the first camera is late.
       robot: whether only a robot model can show it.
-      truth: of what should be recovered: "pose", "scale", "focal", "lag" or nothing.
+      truth: of what should be recovered: pose, scale, focal, lag, base, joint or nothing.
     """
 
     name: str
@@ -274,6 +311,29 @@ def _shifted(arrays: Arrays, rng: np.random.Generator, _: int) -> Arrays:
     return arrays | {n: move @ arrays[n] for n in names}
 
 
+def _displaced(metres: float) -> Callable[..., Arrays]:
+    def damage(arrays: Arrays, rng: np.random.Generator, _: int) -> Arrays:
+        move = motion(rng, 0.0, metres)
+        names = ("robot/link_to_world", "robot/target_link_to_world")
+        return arrays | {n: (move @ arrays[n]).astype(np.float32) for n in names}
+
+    return damage
+
+
+def _bent(joint: int, degrees: float) -> Callable[..., Arrays]:
+    def damage(arrays: Arrays, _: np.random.Generator, __: int) -> Arrays:
+        result = dict(arrays)
+        for joints, links in (("positions", "link"), ("targets", "target_link")):
+            values = arrays[f"robot/joint_{joints}"].copy()
+            values[:, joint] += np.float32(np.deg2rad(degrees))
+            result[f"robot/joint_{joints}"] = values
+            poses = synthetic.link_poses(values[:, :2].astype(np.float64))
+            result[f"robot/{links}_to_world"] = poses.astype(np.float32)
+        return result
+
+    return damage
+
+
 def _scale_rows(factor: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda k: k * np.array([[factor], [factor], [1.0]])
 
@@ -284,8 +344,10 @@ def _focal(factor: float) -> Callable[[np.ndarray], np.ndarray]:
 
 _FIRST = "cam0"
 ERRORS: tuple[Error, ...] = (
+    Error("turned", "1 degree", ("turned by",), _moved(1, 0), truth="pose"),
     Error("turned", "2 degrees", ("turned by",), _moved(2, 0), truth="pose"),
     Error("turned", "3 degrees", ("turned by",), _moved(3, 0), truth="pose"),
+    Error("moved", "1 cm", ("moved by",), _moved(0, 0.01), truth="pose"),
     Error("moved", "3 cm", ("moved by",), _moved(0, 0.03), truth="pose"),
     Error("turned and moved", "5 degrees, 5 cm", ("moved by",), _moved(5, 0.05), truth="pose"),
     Error("focal length", "times 1.1", ("focal length times",),
@@ -308,6 +370,9 @@ ERRORS: tuple[Error, ...] = (
               _FIRST)),
     Error("world-to-camera poses of OpenGL", "all", ("inverted extrinsics with OpenGL axes",),
           _of("camera_to_world", lambda p: np.linalg.inv(p @ AXES["opengl"]))),
-    Error("all cameras shifted", "15 cm", ("robot",), _shifted, robot=True),
+    Error("all cameras shifted", "15 cm", ("base turned",), _shifted, robot=True, truth="base"),
+    Error("robot's base", "10 cm", ("base turned",), _displaced(0.1), robot=True, truth="base"),
+    Error("a joint off at all times", "20 degrees", ("joint shoulder",), _bent(0, 20.0),
+          robot=True, truth="joint"),
 )  # fmt: skip
 """Every error of the study."""

@@ -15,6 +15,8 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
+from hdvpd.layers import count_parameters
+from hdvpd.reporting import colors
 from hdvpd.types import Array, Bool, Float, Int, JaxArray
 from studies import head_masks
 from studies.head_masks import AbstractGridMask
@@ -230,7 +232,7 @@ def run_all(
                 "accuracy": right[to_test].mean(),
                 "train accuracy": right[to_train].mean(),
                 "last losses": float(trained.losses[-100:].mean()),
-                "parameters": num_parameters(model),
+                "parameters": count_parameters(model),
                 "seconds": time.monotonic() - started,
             }
 
@@ -238,11 +240,6 @@ def run_all(
 def _streams(seed: int) -> nnx.Rngs:
     weights, masks = jax.random.split(jax.random.key(seed))
     return nnx.Rngs(params=weights, masks=masks)
-
-
-def num_parameters(model: nnx.Module) -> int:
-    """Return how many numbers are trained."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def summarize(rows: list[Row], reference: str) -> list[Row]:
@@ -271,11 +268,11 @@ def draw(summary: list[Row], rows: list[Row], title: str) -> Figure:
         some = [row for row in summary if row["positions"] == kind]
         place = np.array([variants.index(row["variant"]) for row in some], float)
         axes.errorbar([row["accuracy"] for row in some], place, xerr=[row["+-"] for row in some],
-                      fmt="o", color="#0072b2", capsize=3)  # fmt: skip
+                      fmt="o", color=colors.BLUE, capsize=3)  # fmt: skip
         for row in rows:
             if row["positions"] == kind:
                 at = variants.index(row["variant"]) + 0.22
-                axes.plot(row["accuracy"], at, ".", color="#707070", markersize=4)
+                axes.plot(row["accuracy"], at, ".", color=colors.GRAY, markersize=4)
         axes.set_yticks(range(len(variants)), variants)
         axes.set(xlabel="test accuracy", title=f"position embeddings: {kind}")
         axes.grid(axis="x", alpha=0.25)

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.spatial import KDTree
 
-from hdvpd.attention.graphs import edge_graph, transition_graph
+from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.attention.masks.diffusion import diffusion_mask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
@@ -24,7 +23,9 @@ from hdvpd.geometry import z_order
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, exact_walks, merged
 from hdvpd.types import Float, Int
+from studies.attention.graphs import edge_graph
 from studies.attention.masks.compose import ClassTokenMask, KroneckerMask
+from studies.attention.masks.diffusion import diffusion_mask
 from studies.attention.masks.forests import edge_forest
 from studies.attention.masks.hypercube import hypercube_mask
 from studies.attention.masks.low_rank import LowRankMask

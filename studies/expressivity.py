@@ -17,6 +17,7 @@ graph random features.
 """
 
 import functools
+import itertools
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -27,11 +28,12 @@ import networkx as nx
 import numpy as np
 from matplotlib.figure import Figure
 
-from hdvpd.attention.graphs import matrix_graph, symmetric_weights
 from hdvpd.attention.grf import walk_attention
 from hdvpd.kernels.sparse_rows import SparseRows
+from hdvpd.reporting.colors import SERIES
 from hdvpd.types import Array, Float, JaxArray, PRNGKey
 from studies.attention.dense import linear_attention, masked_linear_attention
+from studies.attention.graphs import matrix_graph, symmetric_weights
 from studies.attention.power_series import power_series
 from studies.grf_measurements import disjoint_copies, sampled_walks
 from studies.outputs import (
@@ -44,9 +46,6 @@ from studies.outputs import (
     write_settings,
 )
 from studies.settings import ExpressivitySettings
-
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
-_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#707070")
 
 
 class Pair(NamedTuple):
@@ -297,7 +296,7 @@ def draw(summary: list[Row]) -> Figure:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(row["pair"] for row in summary))
-    for name, color in zip(names, _COLORS, strict=True):
+    for name, color in zip(names, itertools.cycle(SERIES), strict=False):
         some = [row for row in summary if row["pair"] == name]
         walkers = [row["walkers"] for row in some]
         for axes, mean, half_width in (

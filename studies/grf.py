@@ -1,5 +1,6 @@
 """`python -m studies grf`: graph random features against theory, in tables and figures."""
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.reporting import colors
 from studies import grf_measurements as measure
 from studies.costs import fitted_slope
 from studies.grf_measurements import AD_HOC, COUPLINGS
 from studies.outputs import Row, make_folder, table, write_csv
 from studies.settings import GrfSettings
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
 _COLORS = {
-    "iid": "#0072b2",
-    "antithetic": "#e69f00",
-    "repelling": "#009e73",
-    "repelling-antithetic": "#d55e00",
-    AD_HOC: "#707070",
+    "iid": colors.BLUE,
+    "antithetic": colors.ORANGE,
+    "repelling": colors.GREEN,
+    "repelling-antithetic": colors.VERMILION,
+    AD_HOC: colors.GRAY,
 }
 _ERROR = "squared relative error"
 
@@ -193,8 +194,8 @@ def _summarize_concentration(rows: list[Row]) -> list[Row]:
 def _draw_concentration(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    colors = ("#0072b2", "#009e73", "#d55e00")
-    for walkers, color in zip(dict.fromkeys(row["walkers"] for row in rows), colors, strict=True):
+    numbers = dict.fromkeys(row["walkers"] for row in rows)
+    for walkers, color in zip(numbers, itertools.cycle(colors.SERIES), strict=False):
         some = [row for row in rows if row["walkers"] == walkers]
         distance = np.array([row["t"] for row in some])
         tail = np.array([row["tail"] for row in some])
@@ -228,7 +229,7 @@ def _draw_sparsity(rows: list[Row]) -> Figure:
 
 # Cost ---------------------------------------------------------------------------------------------
 
-_ATTENTIONS = {"softmax": "#707070", "linear": "#0072b2", "grf": "#d55e00"}
+_ATTENTIONS = {"softmax": colors.GRAY, "linear": colors.BLUE, "grf": colors.VERMILION}
 _FROM = 1024  # Smaller calls cost what any call costs.
 
 
@@ -289,7 +290,7 @@ def _draw_nonzeros(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     walkers = [row["walkers"] for row in rows]
-    axes.plot(walkers, [row["nonzeros per token"] for row in rows], "o-", color="#0072b2")
+    axes.plot(walkers, [row["nonzeros per token"] for row in rows], "o-", color=colors.BLUE)
     axes.set_xscale("log")
     axes.set_xticks(walkers, [str(number) for number in walkers])
     axes.minorticks_off()

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from hdvpd.reporting import colors
 from hdvpd.types import Float
 from studies.example_masks import KINDS, Example
 from studies.outputs import make_folder
@@ -73,12 +74,12 @@ def _draw_graph(axes: Axes, example: Example, row: Float[np.ndarray, "t"], token
     edges = list(points[example.edges])
     axes.add_collection(LineCollection(edges, colors="#b0b0b0", linewidths=0.6))
     axes.scatter(*points.T, c=row, cmap=_COLORS, vmin=0, s=14, zorder=2)
-    axes.scatter(*points[token], s=60, facecolors="none", edgecolors="#d55e00", zorder=3)
+    axes.scatter(*points[token], s=60, facecolors="none", edgecolors=colors.VERMILION, zorder=3)
     axes.set_aspect("equal", adjustable="datalim")
     axes.axis("off")
 
 
 def _draw_matrix(axes: Axes, matrix: Float[np.ndarray, "t t"], token: int) -> None:
     axes.imshow(matrix, cmap=_COLORS, vmin=0, interpolation="nearest")
-    axes.plot(-1.5, token, ">", color="#d55e00", markersize=5, clip_on=False)
+    axes.plot(-1.5, token, ">", color=colors.VERMILION, markersize=5, clip_on=False)
     axes.axis("off")

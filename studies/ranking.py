@@ -5,26 +5,24 @@ the simulator, and compared. Each start's numbers are kept as soon as they are k
 study that was stopped goes on where it was.
 """
 
-import json
+import dataclasses
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import matplotlib.figure
 import numpy as np
 from scipy import stats
 
 from hdvpd.errors import UserError
-from hdvpd.planning.trials import TASKS, Outcome, Trial, begin_trial, draw_outcome, propose
+from hdvpd.planning.trials import Outcome, Trial, propose
 from hdvpd.reporting.statistics import student_interval
 from hdvpd.reporting.tables import plus_minus
 from hdvpd.types import Float
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
-from studies.outputs import Row, make_folder, table, write_csv, write_settings
+from studies.outputs import Row, table, write_csv
+from studies.resumable import Entry, Kept, chosen_starts, draw_start, read_entries, tasks_of
 from studies.settings import RankingSettings
-
-# Seeds of episodes count from 0; starts of plans are drawn far from them.
-_SEED = 10_000
 
 
 def main(out: Path, settings: RankingSettings) -> None:
@@ -33,56 +31,77 @@ def main(out: Path, settings: RankingSettings) -> None:
     Raises:
       UserError: `out` holds a study with other settings, or run, robot or simulator are missing.
     """
-    tasks = settings.tasks.split(",")
-    unknown = [task for task in tasks if task not in TASKS]
-    if unknown:
-        raise UserError(f"--tasks {unknown[0]}: plans are made for {', '.join(TASKS)}.")
-    make_folder(out)
+    tasks, executed = tasks_of(settings.tasks), _executed(settings)
     world = load(settings.run)
-    _require_same(out / "settings.toml", settings)
-    kept = out / "starts.jsonl"
-    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done = {(entry["task"], entry["start"]) for entry in known}
-    for start in range(settings.starts):
-        for task in tasks:
-            if (task, start) in done:
-                continue
-            entry = {"task": task, "start": start, **rank_start(world, task, start, settings)}
-            with kept.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-            known.append(entry)
-            print(f"{task} {start}: Spearman {_spearman(entry):.2f}", flush=True)
-    rows = summary(known, settings)
+    kept = Kept(out, settings)
+    for start, task in chosen_starts(settings.starts, tasks):
+        key = {"task": task, "start": start}
+        if key in kept:
+            continue
+        known = [entry for entry in executed if key.items() <= entry.items()]
+        kept.add(key | rank_start(world, task, start, settings, known))
+        print(f"{task} {start}: Spearman {_spearman(kept.entries[-1]):.2f}", flush=True)
+    rows = summary(kept.entries, settings)
     write_csv(out / "ranking.csv", rows)
     result = table(rows, f"{settings.plans} plans from each of {settings.starts} starts")
     (out / "ranking.md").write_text(result.markdown())
-    _draw(known, tasks, out / "ranking.png")
+    _draw(kept.entries, tasks, out / "ranking.png")
     print(result.markdown())
 
 
-def rank_start(world: World, task: str, start: int, settings: RankingSettings) -> dict[str, Any]:
+def _executed(settings: RankingSettings) -> list[Entry]:
+    """Return what an earlier study of the same plans has executed already."""
+    if not settings.executed:
+        return []
+    folder = Path(settings.executed)
+    try:
+        other = tomllib.loads((folder / "settings.toml").read_text())
+    except OSError as error:
+        raise UserError(f"--executed {folder}: {error.strerror}; give a study's --out.") from None
+    own = dataclasses.asdict(settings)
+    for name in ("seed", "plans", "horizon"):
+        if other.get(name) != own[name]:
+            raise UserError(
+                f"--executed {folder}: its {name} is {other.get(name)}, here it is {own[name]}."
+            )
+    return read_entries(folder / "starts.jsonl")
+
+
+def rank_start(
+    world: World, task: str, start: int, settings: RankingSettings, known: list[Entry]
+) -> Entry:
     """Execute and roll out the plans of one start.
+
+    Args:
+      world: the model.
+      task: push or can.
+      start: its number.
+      settings: of the study.
+      known: the same start of another model's study, if there is one.
 
     Returns:
       Costs by step and plan [m]: `true` ones and those that the `model` predicts; by plan the
-      distance of the `tool`'s path from the object; which plans the simulator could not execute
-      (the arms touched) is left out of all of them.
+      distance of the `tool`'s path from the object. Plans that the simulator cannot execute (the
+      arms touch) are left out; `possible` lists the others.
     """
-    trial = begin_trial(task, world.size, [_SEED + settings.seed, TASKS.index(task), start])
-    rng = np.random.default_rng([settings.seed, TASKS.index(task), start])
-    robot = world.robot
-    tool = robot.link_poses(trial.command[None].astype(np.float64))
-    outcome = draw_outcome(trial, tool[0, robot.links.index(trial.arm), :3, 3], rng)
-    targets = propose(trial, robot, settings.plans, settings.horizon, rng)
-    executed = [trial.execute(plan) for plan in targets]
-    possible = [k for k, poses in enumerate(executed) if poses is not None]
-    if len(possible) < 3:
-        raise UserError(f"{task} {start}: the arms touch in nearly all plans; use another --seed.")
-    targets = targets[possible]
-    poses = np.stack([poses for poses in executed if poses is not None])
+    trial, outcome, rng = draw_start(world, task, start, settings.seed)
+    targets = propose(trial, world.robot, settings.plans, settings.horizon, rng)
     before = trial.object_to_world[:3, 3]
+    if known:
+        possible, true = known[0]["possible"], known[0]["true"]
+    else:
+        executed = [trial.execute(plan) for plan in targets]
+        possible = [k for k, poses in enumerate(executed) if poses is not None]
+        if len(possible) < 3:
+            raise UserError(
+                f"{task} {start}: the arms touch in nearly all plans; use another --seed."
+            )
+        poses = np.stack([poses for poses in executed if poses is not None])
+        true = outcome.cost(before, poses[:, :, :3, 3]).T.tolist()
+    targets = targets[possible]
     return {
-        "true": outcome.cost(before, poses[:, :, :3, 3]).T.tolist(),
+        "true": true,
+        "possible": possible,
         "model": predicted_costs(world, trial, outcome, targets).T.tolist(),
         "tool": _tool_distance(world, trial, targets).tolist(),
     }
@@ -113,13 +132,13 @@ def _tool_distance(
     return np.linalg.norm(poses[..., :3, 3] - trial.object_to_world[:3, 3], axis=-1).min(1)
 
 
-def summary(known: list[dict[str, Any]], settings: RankingSettings) -> list[Row]:
+def summary(known: list[Entry], settings: RankingSettings) -> list[Row]:
     """Return a row per task, horizon and predictor: means over starts with 95 % intervals."""
     rows = []
     for task in settings.tasks.split(","):
         entries = [entry for entry in known if entry["task"] == task]
         for step in sorted({min(3, settings.horizon - 1), settings.horizon - 1}):
-            for name in ("model", "tool path", "random", "simulator"):
+            for name in ("model", "tool path", "nothing moves", "random", "simulator"):
                 scores = np.array([_scores(entry, name, step) for entry in entries])
                 mean, ci95 = student_interval(scores)
                 cells = {
@@ -133,11 +152,11 @@ def summary(known: list[dict[str, Any]], settings: RankingSettings) -> list[Row]
 _SCORES = ("Spearman", "Kendall", "regret [m]", "success of the chosen")
 
 
-def _scores(entry: dict[str, Any], name: str, step: int) -> list[float]:
+def _scores(entry: Entry, name: str, step: int) -> list[float]:
     """Return `_SCORES` of one start."""
     true = np.array(entry["true"][step])
     success = Outcome(entry["task"], np.zeros(2)).succeeds(true)
-    if name == "random":
+    if name in ("random", "nothing moves"):  # where nothing moves, all plans are alike
         return [0.0, 0.0, float(true.mean() - true.min()), float(success.mean())]
     ranked = {"model": np.array(entry["model"][step]), "tool path": np.array(entry["tool"])}
     ranked["simulator"] = true
@@ -152,30 +171,19 @@ def _scores(entry: dict[str, Any], name: str, step: int) -> list[float]:
     ]
 
 
-def _statistic(result: Any) -> float:
-    return float(result.statistic)
+def _statistic(result: object) -> float:
+    return float(result.statistic)  # pyright: ignore[reportAttributeAccessIssue] - scipy's own
 
 
 def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _spearman(entry: dict[str, Any]) -> float:
+def _spearman(entry: Entry) -> float:
     return _scores(entry, "model", len(entry["true"]) - 1)[0]
 
 
-def _require_same(file: Path, settings: RankingSettings) -> None:
-    """Write the settings, or refuse to go on with a study that was begun with others."""
-    before = file.read_text() if file.exists() else None
-    aside = file.with_suffix(".new")
-    write_settings(aside, settings)
-    if before is not None and aside.read_text() != before:
-        aside.unlink()
-        raise UserError(f"{file} was written by a study with other settings; give another --out.")
-    aside.replace(file)
-
-
-def _draw(known: list[dict[str, Any]], tasks: list[str], file: Path) -> None:
+def _draw(known: list[Entry], tasks: list[str], file: Path) -> None:
     figure = matplotlib.figure.Figure(figsize=(4.2 * len(tasks), 3.6), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         for entry in known:

@@ -353,3 +353,43 @@ class RankingSettings:
     """Control steps of a plan, at least 4."""
     seed: int = 0
     """Seed of starts, goals and plans."""
+    executed: str = ""
+    """Folder of an earlier study of the same plans by another run: what it executed in the
+    simulator is taken over."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        _require_positive(self, "starts")
+        _require(self, "plans", self.plans >= 3, "3 or more")
+        _require(self, "horizon", self.horizon >= 4, "4 or more")
+
+
+@dataclass(frozen=True)
+class ClosedLoopSettings:
+    """Model-predictive control in the simulator from images: success, distance, time."""
+
+    run: str = "runs/demo"
+    """Run whose model plans."""
+    tasks: str = "push,can"
+    """Tasks, separated by commas."""
+    starts: int = 20
+    """Starts per task; none is in a simulated data set."""
+    controllers: str = "all"
+    """Who plans, separated by commas: model, tool path, nothing moves, random, simulator."""
+    steps: int = 8
+    """Control steps in all, at least 4; every plan reaches to the last."""
+    every: int = 2
+    """Control steps between two decisions."""
+    samples: int = 16
+    """Candidates per round of a decision."""
+    rounds: int = 1
+    """Rounds of iCEM per decision."""
+    videos: int = 1
+    """Starts per task of which the model's control is filmed."""
+    seed: int = 0
+    """Seed of starts, goals and plans."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        _require_positive(self, "starts", "every", "samples", "rounds")
+        _require(self, "steps", self.steps >= 4, "4 or more")

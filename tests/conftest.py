@@ -1,6 +1,8 @@
 """What every test runs under: two fake CPU devices, quick compilation, shape checks, strict jax."""
 
+import gc
 import os
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,9 +17,12 @@ os.environ["XLA_FLAGS"] = (
     + os.environ.get("XLA_FLAGS", "")  # the last of equal flags counts
 ).strip()
 
-# Compiled programs are kept only where asked for: tests leave the user's cache alone.
+# A program is compiled once for all processes of this run, in a folder of the run's own: the
+# user's cache is left alone, and nothing is carried from one run to the next.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    _PROGRAMS = tempfile.TemporaryDirectory(prefix="hdvpd-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import jax
 import pytest
@@ -32,6 +37,11 @@ from hdvpd.config.experiments import load_config  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
+# Tracing makes many small objects that live long; looking through them again and again was a fifth
+# of its time.
+gc.freeze()
+gc.set_threshold(100_000, 50, 100)
+
 
 pytest_plugins = ["extras", "small_runs", "browsers"]
 
@@ -42,9 +52,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="repeat randomised tests far more often (make longtest)",
     )
+    parser.addoption(
+        "--soak",
+        action="store_true",
+        help="run the tests that take minutes each (make soak)",
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--soak"):
+        later = pytest.mark.skip(reason="takes minutes: make soak")
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(later)
     if jax.default_backend() == "cpu":
         no_gpu = pytest.mark.skip(reason="needs an accelerator")
         for item in items:

@@ -14,6 +14,7 @@ EXTRAS = {
     "open3d": "open3d",
     "pykeops": "keops",
     "tensorboardX": "tensorboard",
+    "tensorboardX.proto.event_pb2": "tensorboard",
     "viser": "view",
     "rerun": "rerun",
     "playwright.sync_api": "dev",

@@ -333,13 +333,14 @@ def read_out(
     """Return displacement and feature change of the current particles from their tokens."""
     raw = mlp(params["mlp"], layer_norm(params["norm"], tokens))
     raw = np.where(np.asarray(current.mask)[:, None], raw, 0.0)
-    moved = raw[:, :3]
+    bound = config.max_displacement
+    moved = (config.displacement_unit or bound) * raw[:, :3]
     if config.carry:
         motion, _ = carried_motion(
             np.asarray(current.positions, np.float64), *np.asarray(robot.positions, np.float64)[1:]
         )
-        moved = moved + raw[:, -1:] * motion / config.max_displacement
-    return config.max_displacement * np.tanh(moved), raw[:, 3 : 3 + config.feature_dim]
+        moved = moved + raw[:, -1:] * motion
+    return bound * np.tanh(moved / bound), raw[:, 3 : 3 + config.feature_dim]
 
 
 def attention_features(

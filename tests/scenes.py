@@ -70,11 +70,13 @@ class TinyModel(Model):
     def loss(
         self, batch: Batch, key: jax.Array, *, scored: bool = False, first_window: int = 0
     ) -> jax.Array:
-        del scored, first_window  # noise is one draw for the batch
+        del scored
         depth_m = batch.frames.depth_m[:, 2:]
         seen = jnp.stack([depth_m.mean((2, 3, 4)), depth_m.std((2, 3, 4))], axis=-1)
         colour = batch.frames.rgb[:, 2:].mean((2, 3, 4)) / 255
-        noise = 0.1 * jax.random.normal(key, colour.shape)
+        places = first_window + jnp.arange(colour.shape[0])
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, places)
+        noise = 0.1 * jax.vmap(lambda k: jax.random.normal(k, colour.shape[1:]))(keys)
         return jnp.square(self.map(seen) + noise - colour).mean((0, 2))
 
 

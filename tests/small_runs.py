@@ -16,8 +16,8 @@ TINY = {
 }
 
 
-def write_run(folder: Path, dataset_path: Path, noise: float = 0.1) -> Path:
-    """Save a run of random parameters as training would."""
+def write_run(folder: Path, dataset_path: Path, noise: float = 0.1, changes=TINY) -> Path:
+    """Save a run of random parameters as training would; `changes` are to experiment `debug`."""
     from hdvpd.config.experiments import load_config
     from hdvpd.data.setup import keep_setup
     from hdvpd.data.store import Dataset
@@ -27,7 +27,8 @@ def write_run(folder: Path, dataset_path: Path, noise: float = 0.1) -> Path:
     from hdvpd.training.step import create_train_state
 
     dataset = Dataset(dataset_path)
-    config = load_config("debug", TINY | {"data": TINY["data"] | {"path": str(dataset_path)}})
+    data = changes["data"] | {"path": str(dataset_path)}
+    config = load_config("debug", changes | {"data": data})
     scene = dataset.scene_spec(config.data)
     # Drawn, not initialised, which would be compiled first.
     shapes = jax.eval_shape(lambda: create_train_state(config, scene)[1])
@@ -56,3 +57,17 @@ def small_world(small_run: Path):
     import hdvpd
 
     return hdvpd.load(small_run)
+
+
+@pytest.fixture(scope="session")
+def arms_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run on the simulated arms: 24x32 pixels, 512 particles. Never write into it."""
+    from hdvpd.data.simulation import bimanual
+
+    folder = tmp_path_factory.mktemp("arms")
+    bimanual.simulate(folder / "data", episodes=1, steps=8, size=(24, 32), workers=1)
+    changes = {
+        "data": {"height": 24, "width": 32},
+        "model": {"num_particles": 512, "dynamics": {"num_layers": 1}},
+    }
+    return write_run(folder / "run", folder / "data", 0.03, changes)

@@ -19,7 +19,7 @@ from hdvpd.data.calibration.estimate import describe_fit, estimate
 from hdvpd.data.calibration.explanation import explain, odd_episodes
 from hdvpd.data.calibration.proofs import world_proofs
 from hdvpd.data.calibration.recording import read_sample
-from hdvpd.data.calibration.registration import Change, changed, register
+from hdvpd.data.calibration.registration import LAST_M, Change, changed, register
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
@@ -71,7 +71,7 @@ def test_a_displaced_camera_is_registered_to_millimetres(moments):
 
 
 def test_registration_leaves_cameras_that_stand_right(moments):
-    fit = register(moments, {"cam0": ("pose",)}, INDEX, last=True)
+    fit = register(moments, {"cam0": ("pose",)}, INDEX, gates=LAST_M)
     assert np.linalg.norm(fit.changes["cam0"].pose - np.eye(4)) < 0.003
 
 

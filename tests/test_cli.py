@@ -65,7 +65,7 @@ def words_of(text: str) -> str:
             "fly",
             [
                 "no command 'fly'",
-                "data, model, train, eval, rollout, compare, view, export, demo",
+                "data, model, train, eval, rollout, plan, compare, view, export, demo",
             ],
         ),
         ("trian demo", ["no command 'trian'", "did you mean `hdvpd train`?"]),

@@ -1,5 +1,6 @@
 """What particles know of touching: explanations of the last step, edges to kinematic points."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import scenes
 from flax import nnx
 
 from hdvpd.dynamics.contact import PointEdges, explanations
+from hdvpd.dynamics.tokens import ReadOut
 from hdvpd.types import ParticleCloud
 
 told = jax.jit(explanations)
@@ -71,3 +73,19 @@ def test_edges_see_offsets_to_the_nearest_points_only():
     other[farthest[0]] += 1.0
     changed = np.abs(np.asarray(edges()(cloud, robot, 1, other)) - result).max(1) > 1e-4
     np.testing.assert_array_equal(changed, farthest != farthest[0])
+
+
+def test_what_the_robot_does_not_reach_stays_as_it_is():
+    """Whatever is learned: neither places nor features change there."""
+    config = scenes.tiny_config(model={"carry": True, "contact": True}).model
+    graphdef, params = scenes.random_params(lambda: ReadOut(config, rngs=nnx.Rngs(0)))
+    read_out = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))
+    cloud, robot = scenes.random_cloud(0, 6, config.feature_dim), scenes.random_robot(1, 3)
+    tokens = np.random.default_rng(2).normal(size=(6, config.latent_dim)).astype(np.float32)
+    far = robot.positions.max((0, 1)) + np.asarray([[0.5, 0.0, 0.0]], np.float32)
+    near = robot.positions[1, :1]
+    for place, moves in ((far, False), (near, True)):
+        there = dataclasses.replace(cloud, positions=np.repeat(place, 6, 0))
+        change = read_out(tokens, there, robot)
+        for x in jax.tree.leaves(change):
+            assert (np.abs(np.asarray(x)).max() > 1e-4) == moves

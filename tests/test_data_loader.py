@@ -24,11 +24,18 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make_loader(path: Path, *, workers: int = 2, start_step: int = 0, prefetch: int = 3) -> Loader:
+def make_loader(
+    path: Path,
+    *,
+    workers: int = 2,
+    start_step: int = 0,
+    prefetch: int = 3,
+    part: slice = slice(None),
+) -> Loader:
     dataset = Dataset(path)
     config = DataConfig(height=12, width=16, num_workers=workers, prefetch=prefetch)
     index = WindowIndex(dataset, "train", 4)
-    return Loader(dataset, index, config, batch_size=3, seed=7, start_step=start_step)
+    return Loader(dataset, index, config, batch_size=3, seed=7, start_step=start_step, part=part)
 
 
 def take(loader: Loader, count: int) -> list[tuple[int, Batch]]:
@@ -61,6 +68,15 @@ def test_a_resumed_loader_continues_exactly(pristine):
     whole = take(make_loader(pristine), 10)
     rest = take(make_loader(pristine, start_step=6), 4)
     jax.tree.map(np.testing.assert_array_equal, rest, whole[6:])
+
+
+def test_processes_read_the_parts_of_one_batch(pristine):
+    expected = take(make_loader(pristine), 5)
+    parts = [take(make_loader(pristine, part=p), 5) for p in (slice(0, 1), slice(1, 3))]
+    for (step, whole), *read in zip(expected, *parts, strict=True):
+        assert [number for number, _ in read] == [step, step]
+        joined = jax.tree.map(lambda *x: np.concatenate(x), *(batch for _, batch in read))
+        jax.tree.map(np.testing.assert_array_equal, joined, whole)
 
 
 def test_damage_is_raised_at_the_step_that_needs_it_and_ends_the_loader(pristine, tmp_path):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hdvpd.attention.graphs import matrix_graph, transition_graph
+from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.kernels.walks import exact_walks
 from studies.attention.dense import masked_softmax_attention
+from studies.attention.graphs import matrix_graph
 from studies.fitting import AbstractLearner, Score, fit
 from studies.gkat import Gkat, GkatLayer, GkatLearner, kernel_matrices
 from studies.graph_tasks import GraphSet

@@ -4,15 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hdvpd.attention.graphs import (
-    edge_graph,
-    graph_matrix,
-    matrix_graph,
-    neighbor_graph,
-    symmetric_weights,
-)
+from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.errors import UserError
 from hdvpd.kernels.neighbors import knn
+from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 
 
 def test_matrix_to_lists_and_back():

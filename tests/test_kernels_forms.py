@@ -21,7 +21,6 @@ from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import exact_walks
-from hdvpd.model import Model
 from studies.attention.masks.forests import edge_forest
 from studies.attention.masks.trees import ExponentialForestMask
 
@@ -142,23 +141,6 @@ def test_setting_of_the_model_reaches_the_masks_of_its_layers(learned):
     names = called(program("host", "kdtree").trace(tokens).lower().as_text())
     assert any("kdtree" in name for name in names)
     assert any("_host.multiply" in name or "_host.follow" in name for name in names)
-
-
-def test_the_whole_model_runs_on_a_gpu_without_the_host():
-    dynamics = {"local": {"mask": "rwgnk"}}
-    settings = {"kernels": "xla", "knn": "xla", "dynamics": dynamics}
-    config = scenes.tiny_config(model=settings, train={"horizon": 1})
-    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
-    batch = scenes.make_batch(1, 3, 12, 16)
-
-    @jax.jit
-    def gradient(params):
-        def total(params):
-            return scenes.apply(graphdef, params).loss(batch, jax.random.key(1)).sum()
-
-        return jax.grad(total)(params)
-
-    on_cuda(gradient, params)
 
 
 # jax 0.11 says that it will drop this way to a GPU.

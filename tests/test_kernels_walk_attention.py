@@ -11,10 +11,10 @@ import pytest
 import references
 import scenes
 
-from hdvpd.attention.graphs import edge_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.kernels.walks import exact_walks
+from studies.attention.graphs import edge_graph
 
 KERNELS = ("xla", "host")
 MODULATION = np.array([1.1, 0.7, 0.4, 0.9], np.float32)

@@ -10,9 +10,10 @@ import pytest
 import references
 import scenes
 
-from hdvpd.attention.graphs import edge_graph, matrix_graph, neighbor_graph
+from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import exact_walks
+from studies.attention.graphs import edge_graph, matrix_graph
 
 KERNELS = ("xla", "host")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from hdvpd.data import schema
+from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton, kinematic_points, point_grippers
 from hdvpd.data.simulation import scene
-from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton, kinematic_points, point_grippers
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ import pytest
 from mask_contract import check_attention
 
 from hdvpd.attention import masked
-from hdvpd.attention.graphs import matrix_graph, transition_graph
-from hdvpd.attention.masks.diffusion import diffusion_mask
+from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.kernels.walks import exact_walks
 from studies.attention.causal import causal_attention
-from studies.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask
+from studies.attention.graphs import matrix_graph
+from studies.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask, SumMask
+from studies.attention.masks.diffusion import diffusion_mask
 from studies.attention.masks.forests import edge_forest
 from studies.attention.masks.hypercube import hypercube_mask
 from studies.attention.masks.low_rank import LowRankMask
@@ -99,7 +100,7 @@ ONE_TOKEN = {
     "one-sided walks": (lambda: SparseMask(loop_rows()), 2),
     "walks": (lambda: WalkMask(loop_rows(), loop_rows()), 4),
     "RWGNK": (lambda: rwgnk_mask(exact_walks(transition_graph(LONELY), 2), 0.5), 1),
-    "sum": (lambda: GRID + GRID, 4),
+    "sum": (lambda: SumMask(GRID, GRID), 4),
     "scaled": (lambda: ScaledMask(TWO, GRID, TWO), 8),
     "Kronecker": (lambda: KroneckerMask(GRID, GRID), 4),
 }

@@ -9,7 +9,13 @@ from mask_contract import check_attention, check_gradient, check_mask
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.errors import UserError
 from studies.attention import dense
-from studies.attention.masks.compose import ClassTokenMask, KroneckerMask, ScaledMask, padded
+from studies.attention.masks.compose import (
+    ClassTokenMask,
+    KroneckerMask,
+    ScaledMask,
+    SumMask,
+    padded,
+)
 from studies.attention.masks.low_rank import LowRankMask
 from studies.attention.masks.sequences import CausalMask
 from studies.attention.masks.toeplitz import ToeplitzMask
@@ -35,14 +41,14 @@ def with_class_token(matrix):
 
 
 CASES = {
-    "sum": (GRID + LOW_RANK, GRID_MATRIX + LOW_RANK_MATRIX),
+    "sum": (SumMask(GRID, LOW_RANK), GRID_MATRIX + LOW_RANK_MATRIX),
     "scaled": (ScaledMask(ROWS, GRID, COLUMNS), np.diag(ROWS) @ GRID_MATRIX @ np.diag(COLUMNS)),
     "padded": (padded(GRID, REAL), GRID_MATRIX * np.outer(REAL, REAL)),
     "Kronecker": (KroneckerMask(CausalMask(3), GRID), np.kron(np.tri(3), GRID_MATRIX)),
     "class token": (ClassTokenMask(GRID), with_class_token(GRID_MATRIX)),
     "class token alone": (ClassTokenMask(CausalMask(1)), np.ones((2, 2))),
     "all": (
-        ClassTokenMask(KroneckerMask(padded(GRID, REAL) + LOW_RANK, CausalMask(2))),
+        ClassTokenMask(KroneckerMask(SumMask(padded(GRID, REAL), LOW_RANK), CausalMask(2))),
         with_class_token(
             np.kron(GRID_MATRIX * np.outer(REAL, REAL) + LOW_RANK_MATRIX, np.tri(2))
         ),
@@ -102,7 +108,7 @@ def test_attention_does_not_depend_on_the_scale_of_its_rows():
     query, key, value = np.random.default_rng(3).uniform(0.2, 1, (3, 6, 2)).astype(np.float32)
     rows = np.geomspace(1e-12, 1e12, 6).astype(np.float32)
     scaled = ScaledMask(rows, GRID, np.ones(6, np.float32))
-    for mask, same in [(scaled, GRID), (scaled + scaled, GRID + GRID)]:
+    for mask, same in [(scaled, GRID), (SumMask(scaled, scaled), SumMask(GRID, GRID))]:
         np.testing.assert_allclose(
             masked_linear_attention(query, key, value, mask),
             masked_linear_attention(query, key, value, same),
@@ -121,7 +127,7 @@ def test_rounding_errors_of_a_kronecker_product_give_zero():
 
 
 @pytest.mark.parametrize("make", [
-    lambda: GRID + CausalMask(5),
+    lambda: SumMask(GRID, CausalMask(5)),
     lambda: ScaledMask(ROWS[:5], GRID, COLUMNS),
     lambda: ScaledMask(ROWS, GRID, COLUMNS[:1]),
 ])  # fmt: skip

@@ -12,22 +12,11 @@ import scipy.sparse.linalg
 import scipy.special
 from mask_contract import check_attention, check_gradient, check_mask
 
-from hdvpd.attention.graphs import (
-    SymmetricPart,
-    edge_graph,
-    graph_matrix,
-    matrix_graph,
-    symmetric_weights,
-    transition_graph,
-)
+from hdvpd.attention.graphs import SymmetricPart, transition_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.attention.masks.diffusion import (
-    chebyshev_coefficients,
-    chebyshev_degree,
-    diffusion_mask,
-    spectral_radius,
-)
+from hdvpd.attention.masks.diffusion import chebyshev_coefficients, chebyshev_degree
+from hdvpd.attention.masks.diffusion import diffusion_mask as learned_diffusion
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
@@ -35,6 +24,8 @@ from hdvpd.errors import UserError
 from hdvpd.kernels.walks import exact_walks
 from studies import grf_measurements as measure
 from studies.attention import power_series as series
+from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
+from studies.attention.masks.diffusion import diffusion_mask, spectral_radius
 from studies.attention.masks.series import PowerSeriesMask
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
@@ -254,6 +245,17 @@ def test_directed_graphs_diffuse_by_their_symmetric_part():
     mask = diffusion_mask(SymmetricPart(graph), 1.0)
     np.testing.assert_allclose(mask @ np.eye(5, dtype=np.float32), oracle, atol=2e-6)
     np.testing.assert_allclose(mask.dense(), oracle, atol=2e-6)
+
+
+@pytest.mark.parametrize("time", [1.0, 5.0])
+def test_models_diffuse_by_the_same_mask(time):
+    columns = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    graph = SymmetricPart(directed_graph())
+    expected = diffusion_mask(graph, min(time, 2.0), largest_time=2.0)
+    mask = jax.jit(learned_diffusion, static_argnums=2)(graph, time, 2.0)
+    np.testing.assert_array_equal(mask @ columns, expected @ columns)
+    np.testing.assert_array_equal(mask.rounding_error(columns), expected.rounding_error(columns))
+    np.testing.assert_allclose(mask.dense(), expected.dense(), atol=1e-6)
 
 
 def test_diffusion_differentiates_in_its_time():

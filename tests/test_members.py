@@ -26,7 +26,13 @@ from hdvpd.types import ParticleCloud
 NUM_PARTICLES = 20
 # With the optional carrying, so that symmetries and limits hold for it as well.
 CONFIG = scenes.tiny_config(
-    model={"num_particles": NUM_PARTICLES, "kernels": "xla", "knn": "kdtree", "carry": True}
+    model={
+        "num_particles": NUM_PARTICLES,
+        "kernels": "xla",
+        "knn": "kdtree",
+        "carry": True,
+        "displacement_unit": 0.05,
+    }
 ).model
 MEMBERS = {
     "grf": "",

@@ -353,6 +353,24 @@ def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):
     assert jax.eval_shape(lambda: loss(params, scored=True)).shape == (2,)
 
 
+def test_training_may_draw_fewer_particles_than_rollouts(batch, key):
+    """The loss is that of a model with so few; frames are encoded with all of them."""
+    config = scenes.tiny_config(train={"cloud_size": 32})
+    few = scenes.tiny_config(model={"num_particles": 32})
+    models = [
+        scenes.random_params(lambda c=c: Model(c, scenes.SCENE, rngs=nnx.Rngs(0)))
+        for c in (config, few, scenes.tiny_config())
+    ]
+    losses = [
+        np.asarray(jax.jit(scenes.apply(*m).loss)(batch, jax.random.clone(key))) for m in models
+    ]
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert (losses[0] != losses[2]).any()
+    observed = jax.tree.map(lambda x: x[0, 0], batch.frames)
+    cloud = jax.eval_shape(scenes.apply(*models[0]).encode, observed, jax.random.key(0))
+    assert cloud.mask.shape == (config.model.num_particles,)
+
+
 def test_depth_errors_count_where_depth_was_seen():
     predicted = jnp.asarray([[[1.0, 2.0, 5.0]], [[1.0, 1.0, 1.0]]])
     target = jnp.asarray([[[1.5, 2.0, 0.0]], [[2.0, 0.0, 1.0]]])

@@ -9,7 +9,9 @@ import pytest
 import scenes
 
 from hdvpd.errors import UserError
-from hdvpd.training.parallel import make_layout
+from hdvpd.model import Model
+from hdvpd.training import step as step_module
+from hdvpd.training.parallel import make_layout, stated_bytes
 from hdvpd.training.step import create_train_state, make_train_step
 
 CONFIG = scenes.tiny_config(train={"batch_size": 4, "num_rays": 24})
@@ -35,20 +37,18 @@ def train(config, steps=2):
     return state, jax.device_get(metrics)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return train(CONFIG)
-
-
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "model"),
     [
-        {"accumulate": 2},
-        {"num_devices": 2},
-        {"num_devices": 0, "accumulate": 2, "shard_state": True},
+        # The real model takes most of a minute to compile: all at once. One by one with a small.
+        ({"num_devices": 0, "accumulate": 2, "shard_state": True}, Model),
+        ({"accumulate": 2}, scenes.TinyModel),
+        ({"num_devices": 2}, scenes.TinyModel),
     ],
 )
-def test_devices_and_parts_change_rounding_only(alone, settings):
+def test_devices_and_parts_change_rounding_only(monkeypatch, settings, model):
+    monkeypatch.setattr(step_module, "Model", model)
+    alone = train(CONFIG)
     state, metrics = train(config(**settings))
     for name, value in alone[1].items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-4, err_msg=name)
@@ -59,11 +59,26 @@ def test_devices_and_parts_change_rounding_only(alone, settings):
         assert (
             np.abs(np.asarray(one) - np.asarray(other)).max() < 0.2 * CONFIG.train.learning_rates[0]
         )
-    if settings.get("shard_state"):
+    if settings.get("shard_state") and model is Model:
         spread = [x for x in jax.tree.leaves(state.opt_state) if not x.is_fully_replicated]
         assert sum(x.size for x in spread) > 0.8 * sum(
             x.size for x in jax.tree.leaves(state.opt_state)
         )
+
+
+def test_a_step_exchanges_the_gradient_and_few_numbers_more(monkeypatch):
+    monkeypatch.setattr(step_module, "Model", scenes.TinyModel)
+    two = config(num_devices=2)
+    layout = make_layout(two.train)
+    graphdef, state = create_train_state(two, scenes.SCENE)
+    batch = layout.place_batch(jax.tree.map(jnp.asarray, scenes.make_batch(4, 4, 12, 16)))
+    key = layout.place_everywhere(jax.random.key(0))
+    program = make_train_step(two, graphdef).lower(layout.place_state(state), batch, key).compile()
+    gradient = sum(x.nbytes for x in jax.tree.leaves(state.params))
+    stated = stated_bytes(program.as_text())
+    assert stated["all-gather"] == 0
+    # And the loss, as a whole and of each predicted step.
+    assert stated["all-reduce"] == gradient + 4 * (1 + two.train.horizon)
 
 
 def test_what_cannot_be_divided_is_refused():

@@ -216,6 +216,28 @@ def test_costs_are_their_formulas():
     assert not both.needs_images
 
 
+def test_slopes_are_those_of_differences():
+    rng = np.random.default_rng(0)
+    start = np.array([[0.0, 0, 0], [0.02, 0, 0], [1.0, 1.0, 1.0]])
+    state, thing = make_state(start), near((0.01, 0.0, 0.0), 0.1)
+    positions = start[None, None] + rng.normal(0, 0.02, (1, 2, 3, 3))
+    goal = GoalPlace(thing, (0.11, np.nan, 0.05))
+    cost = Sum(((2.0, goal), (0.5, Lift(thing, 0.2))))
+    slope = cost.slope(make_future(state, positions))
+    for index in np.ndindex(positions.shape):
+        moved = [positions.copy(), positions.copy()]
+        moved[0][index] += 1e-2
+        moved[1][index] -= 1e-2
+        ends = [cost(make_future(state, there))[0] for there in moved]
+        assert slope[index] == pytest.approx((ends[0] - ends[1]) / 2e-2, abs=3e-3)
+    assert (slope[:, 0] == 0).all()  # only the end counts
+    assert (slope[:, 1, 2] == 0).all()  # of the object
+    with pytest.raises(UserError, match="Smoothness has no gradient"):
+        Smoothness().slope(make_future(state, positions))
+    broken = make_future(state, np.full_like(positions, np.nan))
+    assert np.isnan(goal(broken)).all()
+
+
 def test_an_object_that_no_particle_shows_is_one_message():
     state = make_state(np.zeros((3, 3)))
     with pytest.raises(UserError, match="No particle of the state"):

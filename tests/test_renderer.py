@@ -19,7 +19,7 @@ from hdvpd.geometry import pixel_rays
 from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.neighbors import knn
 from hdvpd.render import renderer
-from hdvpd.render.rays import stratified
+from hdvpd.render.rays import Samples, stratified
 from hdvpd.render.renderer import Renderer, _reached_first
 from hdvpd.types import Camera, ParticleCloud, Rays
 
@@ -238,6 +238,12 @@ def test_opaque_plane_is_seen_at_its_depth(eye):
     np.testing.assert_allclose(rendering.depth_m, expected, atol=0.01)
 
 
+def at(points):
+    """Return samples that stand for nothing but their points."""
+    zero = jnp.zeros(points.shape[:-1])
+    return Samples(points, jnp.zeros_like(points), before=zero, after=zero)
+
+
 def test_density_fades_with_the_widest_kernel_and_is_zero_beyond_the_cutoff():
     clouds = jax.tree.map(lambda x: np.zeros_like(x) + np.ones((), x.dtype), blob(1))
     clouds = dataclasses.replace(clouds, positions=np.zeros_like(clouds.positions))
@@ -248,9 +254,9 @@ def test_density_fades_with_the_widest_kernel_and_is_zero_beyond_the_cutoff():
     def shade(clouds, queries):
         module = scenes.apply(graphdef, params)
         module.mlp = surface(steepness=0.0, scale=10.0)
-        return module._shade(clouds, queries)
+        return module._shade(clouds, at(queries))
 
-    _, density = jax.jit(shade)(clouds, queries)
+    _, density, _ = jax.jit(shade)(clouds, queries)
     weight = np.exp(-(((distance - 0.05) / 0.05) ** 2)) * (distance < CONFIG.cutoff)
     np.testing.assert_allclose(density[0, 0], 10 * np.log(2) * weight, rtol=1e-3)
 
@@ -277,7 +283,7 @@ def test_features_at_the_cutoff_are_those_of_all_sixteen_neighbours(kernels, knn
 
         module = scenes.apply(graphdef, params)
         module.mlp = keep
-        return module._shade(clouds, jnp.zeros((1, 1, 1, 3)))[0]
+        return module._shade(clouds, at(jnp.zeros((1, 1, 1, 3))))[0]
 
     found = np.asarray(jax.jit(shade)(clouds)).ravel()
     weighted, total = references.annular_sums(

@@ -82,8 +82,8 @@ def test_skipped_steps_do_not_enter_the_means() -> None:
 
 def test_a_skipped_step_is_on_disk_at_once(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "log", HEADER)
-    log.add(1, {"loss": np.float32(np.nan), "nonfinite": np.int32(1)})
-    assert read(tmp_path / "log")[1:] == [{"kind": "skipped", "step": 1}]
+    log.add(1, {"loss": np.float32(np.nan), "nonfinite": np.int32(1)}, [(3, 2)])
+    assert read(tmp_path / "log")[1:] == [{"kind": "skipped", "step": 1, "windows": [[3, 2]]}]
     log.close()
 
 

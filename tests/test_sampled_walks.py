@@ -13,12 +13,12 @@ import scenes
 import scipy.stats
 
 from hdvpd.attention.couplings import antithetic_draws, repelling_slots
-from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from hdvpd.attention.sampled_walks import Walkers, move, sample_walks
 from hdvpd.errors import UserError
 from hdvpd.kernels.walks import collect_walks
 from studies import grf_measurements as measure
 from studies.attention.dense import feature_matrix
+from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from studies.attention.power_series import power_series
 
 ONES = np.ones(4, np.float32)

@@ -24,7 +24,7 @@ def test_the_list_is_shown_without_jax() -> None:
     assert last == "0 []"
     for name in STUDIES:
         assert any(f"• {name} " in line for line in listed)
-        assert (ROOT / "studies" / f"{name}.py").is_file()
+        assert (ROOT / "studies" / f"{name.replace('-', '_')}.py").is_file()
 
 
 @pytest.mark.parametrize("name", STUDIES)

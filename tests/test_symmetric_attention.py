@@ -10,16 +10,13 @@ import pytest
 import references
 from mask_contract import check_gradient
 
-from hdvpd.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
-from hdvpd.attention.grf import (
-    nonnegative_modulation,
-    symmetric_walk_attention,
-    walk_attention,
-)
+from hdvpd.attention.grf import nonnegative_modulation, walk_attention
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.errors import UserError
 from hdvpd.kernels.walks import exact_walks
 from studies.attention.dense import feature_matrix, masked_linear_attention
+from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
+from studies.attention.symmetric import symmetric_walk_attention
 from studies.grf_measurements import COUPLINGS, grid
 
 MODULATION = np.float32([1.1, 0.7, 0.4])

@@ -4,6 +4,7 @@ Most tests put a model of a few parameters into the real training step, so that 
 second; the real model is trained in `test_the_real_model_resumes_exactly_in_a_new_process`.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,12 +13,16 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import extras
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +38,8 @@ from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity
+from hdvpd.training.saving import BackgroundSaver
+from hdvpd.training.starting import describe_train_state
 from hdvpd.training.step import make_train_step, make_validate
 from hdvpd.types import Batch
 
@@ -79,6 +86,9 @@ def config(debug_config: Config, synthetic_dataset: Path) -> Config:
     )
 
 
+TIMING = "timing.jsonl"
+
+
 def with_train(config: Config, **changes: Any) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
@@ -95,7 +105,7 @@ def records(run_dir: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[
 def params(run_dir: Path, step: int, config: Config) -> dict[str, bytes]:
     """The bytes of a whole train state, by name."""
     scene = SceneSpec.from_dict(json.loads((run_dir / "scene.json").read_text()))
-    _, like = hdvpd.train.describe_train_state(config, scene)
+    _, like = describe_train_state(config, scene)
     state, _, _ = CheckpointStore(run_dir).restore(step, like)
     leaves, _ = jax.tree.flatten_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
@@ -330,12 +340,67 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        at_step(4, lambda: patch.setattr(os, "posix_fallocate", fail), patch)
+
+        def fill() -> None:
+            wait_until(lambda: 2 in CheckpointStore(tmp_path / "run").steps())
+            patch.setattr(os, "posix_fallocate", fail)
+
+        at_step(4, fill, patch)
         with pytest.raises(UserError, match=r"checkpoints/4: No space left.*--resume"):
             train(config, tmp_path / "run")
     assert CheckpointStore(tmp_path / "run").steps() == [0, 2]
     train(config, tmp_path / "run", resume="auto")
     assert_same_run(tmp_path / "run", whole, config)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for another thread or process; what never comes fails the test."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    # The save of step 2 ends only after step 3 has been computed: were it waited for, none would.
+    save, computed = CheckpointStore.save, threading.Event()
+
+    def save_late(store: CheckpointStore, step: int, *rest: Any, **named: Any) -> Path:
+        if step == 2:
+            assert computed.wait(60)
+        return save(store, step, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", save_late)
+        at_step(4, computed.set, patch)
+        train(config, tmp_path / "run")
+    assert_same_run(tmp_path / "run", whole, config)
+    waited = {r["step"]: r["waited_s"] for r in records(tmp_path / "run", "checkpoint", TIMING)}
+    assert list(waited) == [0, 2, 4, 6]
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+    let_go, begun = threading.Event(), []
+
+    class Slow(CheckpointStore):
+        def save(self, step: int, state: Any, **_: Any) -> Path:
+            begun.append(step)
+            assert let_go.wait(60)
+            return tmp_path
+
+    saver = BackgroundSaver(Slow(tmp_path))
+    assert saver.save(1, {}, progress={}, files={}) is None
+    threading.Timer(0.2, let_go.set).start()
+    assert saver.finished() is None
+    first = saver.save(2, {}, progress={}, files={})
+    assert first is not None
+    assert first.step == 1
+    last = saver.finished(wait=True)
+    assert last is not None
+    assert (last.step, begun) == (2, [1, 2])
+    assert saver.close() is None
 
 
 def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,11 +422,18 @@ def test_non_finite_steps_are_skipped_and_visible(
 ) -> None:  # fmt: skip
     poison({1, 4, 5}, monkeypatch)
     train(with_train(config, max_nonfinite=3, num_steps=8), tmp_path / "run")
-    assert [r["step"] for r in records(tmp_path / "run", "skipped")] == [1, 4, 5]
+    skipped = records(tmp_path / "run", "skipped")
+    assert [r["step"] for r in skipped] == [1, 4, 5]
+    windows = hdvpd.train.open_data(config).windows
+    for record in skipped:
+        drawn = windows.sample(config.train.seed, record["step"] - 1, config.train.batch_size)
+        assert [tuple(window) for window in record["windows"]] == drawn
     first, second = records(tmp_path / "run", "train")
     assert (first["nonfinite"], second["nonfinite"]) == (2, 1)
     assert np.isfinite([first["loss"], first["grad_norm"], second["loss"]]).all()
-    assert "step 4: loss or gradient is not finite, step skipped" in capsys.readouterr().out
+    assert (
+        "step 4: loss or gradient is not finite, step skipped (episode " in capsys.readouterr().out
+    )
     saved = [params(tmp_path / "run", step, config) for step in (2, 4, 6)]
     weights = [{k: v for k, v in state.items() if "params" in k} for state in saved]
     assert weights[0] != weights[1] != weights[2]
@@ -473,6 +545,55 @@ def test_one_process_at_a_time(
     assert_same_run(tmp_path / "run", whole, config)
 
 
+def test_training_opens_no_connection(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inet_sockets() -> int:
+        tables = (Path("/proc/self/net") / name for name in ("tcp", "tcp6", "udp", "udp6"))
+        lines = [line for t in tables if t.is_file() for line in t.read_text().splitlines()[1:]]
+        known = {line.split()[9] for line in lines}
+        links = []
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+                links.append(os.readlink(entry))
+        return sum(link.removeprefix("socket:[").removesuffix("]") in known for link in links)
+
+    before, during = inet_sockets(), []
+    at_step(2, lambda: during.append(inet_sockets()), monkeypatch)
+    train(config, tmp_path / "run")
+    assert during == [before]
+    with socket.create_server(("127.0.0.1", 0)):
+        assert inet_sockets() == before + 1  # such a socket is seen
+
+
+def events(run: Path) -> dict[tuple[str, int], float]:
+    """What TensorBoard shows: later files hide what earlier ones say from their first step on."""
+    event_pb2: Any = extras.needed("tensorboardX.proto.event_pb2")
+    shown: dict[tuple[str, int], float] = {}
+    for file in sorted((run / "tb").iterdir(), key=lambda f: (f.stat().st_mtime_ns, f.name)):
+        data, place = file.read_bytes(), 0
+        while place < len(data):
+            (size,) = struct.unpack("<Q", data[place : place + 8])
+            event = event_pb2.Event.FromString(data[place + 12 : place + 12 + size])
+            place += size + 16
+            if event.HasField("session_log"):
+                shown = {key: value for key, value in shown.items() if key[1] < event.step}
+            for value in event.summary.value:
+                shown[value.tag, event.step] = value.simple_value
+    return shown
+
+
+def test_event_files_continue_where_the_run_does(config: Config, tmp_path: Path) -> None:
+    extras.needed("tensorboardX")
+    logged = with_train(config, tensorboard=True)
+    train(logged, tmp_path / "whole")
+    train(with_train(logged, num_steps=3), tmp_path / "parts")
+    train(logged, tmp_path / "parts", resume="auto")
+    expected = events(tmp_path / "whole")
+    assert ("validation/loss", 3) in expected
+    assert events(tmp_path / "parts") == expected
+
+
 def test_the_step_transfers_nothing_implicitly(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,7 +622,10 @@ def test_the_real_model_resumes_exactly(
     if long:
         resume_in_new_process(config, copy)
     else:
-        train(config, copy, resume="auto", step=2)
+        train(with_train(config, preflight="on"), copy, resume="auto", step=2)
+        (tried,) = records(copy, "preflight", TIMING)
+        assert list(tried["parts"]) == ["training step", "rollout with an image"]
+        assert 0 < tried["peak_mib"] < tried["available_mib"]
     assert (copy / "checkpoints" / "4.aside").is_dir()
     assert_same_run(copy, whole, config)
 

@@ -120,6 +120,33 @@ def test_before_the_first_checkpoint_there_is_truth_alone(small_run, tmp_path):
         source.render(recording, 0, np.eye(4, dtype=np.float32), 1.0)
 
 
+def test_a_rollout_folder_is_opened(source, recording, tmp_path, monkeypatch):
+    from hdvpd.viewing.main import open_source
+    from hdvpd.world.command import roll_out
+
+    monkeypatch.setattr("hdvpd.world.command.load", lambda run, step: source.world)
+    monkeypatch.setattr("hdvpd.viewing.rollouts.load", lambda run, step: source.world)
+    np.save(tmp_path / "wait.npy", np.zeros((STEPS, 3), np.float32))
+    actions = ("8", str(tmp_path / "wait.npy"))
+    roll_out(source.folder, episode=8, out=tmp_path / "it", actions=actions, steps=STEPS)
+    opened = open_source(tmp_path / "it")
+    assert opened.titles == ("recorded", "wait")
+    again = opened.load(0)
+    # The same window as the run's own scene: the same pictures, truth and scores.
+    for layer in (TRUTH, PREDICTION):
+        np.testing.assert_array_equal(again.layers[layer].rgb, recording.layers[layer].rgb)
+    np.testing.assert_array_equal(again.ssim, recording.ssim)
+    assert again.bones == recording.bones
+    particles = again.layers[PREDICTION].particles
+    pose = np.eye(4)
+    pose[:3, 3] = particles.positions[1][particles.mask[1]].mean(0)
+    changed = opened.load(1, [editing.Edit("remove", editing.Box(pose, np.full(3, 0.3)), pose)])
+    assert set(changed.layers) == {PREDICTION}
+    (tmp_path / "it" / "rollout.json").write_text('{"plans": []}')
+    with pytest.raises(UserError, match="Write the rollout again"):
+        open_source(tmp_path / "it")
+
+
 def test_the_commands_of_the_page(synthetic_dataset, tmp_path, monkeypatch, capsys):
     needed("rerun")
     page = (Path(__file__).parent.parent / "docs" / "viewing.md").read_text()

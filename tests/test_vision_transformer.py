@@ -135,7 +135,7 @@ def test_unmasked_attention_is_that_of_a_mask_of_ones():
 
 
 def test_grid_graph_is_that_of_networkx_also_for_a_path():
-    from hdvpd.attention.graphs import graph_matrix
+    from studies.attention.graphs import graph_matrix
 
     for cells in (CELLS, (1, 5), (1, 1)):
         expected = grid_weights(cells) if np.prod(cells) > 1 else np.zeros((1, 1))

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-from flax import nnx
 
 import hdvpd.train
 from hdvpd.config import Config
@@ -46,6 +45,7 @@ from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.results import Run, require_same_frames
 from hdvpd.evaluation.rollouts import CompileModel, make_compiler
 from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.layers import count_parameters
 from hdvpd.reporting import files
 from hdvpd.training.checkpoints import find_damage
 from hdvpd.training.run_folder import RunFolder
@@ -286,11 +286,6 @@ def _prepare(run: PlannedRun) -> Run:
         return dataclasses.replace(trained, data=data, eval=settings)
 
     return prepare(run.folder, run.config.train.num_steps, configure)
-
-
-def count_parameters(module: nnx.Module) -> int:
-    """Count the numbers that training changes."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
 def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:

@@ -17,8 +17,8 @@ class Export(AbstractCommand):
     Example: hdvpd export runs/demo --format rerun
     """
 
-    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN|DATASET")]]
-    """Folder of a run or of a data set."""
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN|DATASET|ROLLOUT")]]
+    """Folder of a run, of a data set, or of what `hdvpd rollout` or `hdvpd plan` wrote."""
     format: Literal["rerun", "html"] = "rerun"
     """A file for the rerun viewer, or a page that plays in a browser without a server."""
     out: Annotated[Path | None, optional("FILE")] = None

@@ -37,16 +37,39 @@ class Train(AbstractCommand):
     """Continue exactly: `auto` the run of this name, or start it; RUN a run's folder or name."""
     step: Annotated[int | None, optional("INT")] = None
     """Checkpoint to continue from; by default the newest undamaged one."""
+    distributed: bool = False
+    """Train in several processes, each started with the same command (docs/scaling.md)."""
+    coordinator: Annotated[str, optional("HOST:PORT")] = ""
+    """Where process 0 listens; known by itself under Slurm."""
+    num_processes: Annotated[int | None, optional("INT")] = None
+    """Processes that take part."""
+    process_id: Annotated[int | None, optional("INT")] = None
+    """Number of this one, from 0."""
     config: ConfigFlags = field(default_factory=dict)
 
     def run(self) -> int | None:
         """Train."""
         config, run_dir = self._resolve()
+        given = self.coordinator, self.num_processes, self.process_id
+        if not self.distributed and given != ("", None, None):
+            raise UserError(
+                "--coordinator, --num-processes and --process-id say who takes part in a training "
+                "of several processes: add --distributed."
+            )
         announce("training", run_dir)
 
         from hdvpd import train
 
-        return train.main(config, run_dir=run_dir, resume=self.resume or None, step=self.step)
+        def train_here() -> None:
+            train.main(config, run_dir=run_dir, resume=self.resume or None, step=self.step)
+
+        if not self.distributed:
+            return train_here()
+
+        from hdvpd.training.processes import join, membership
+
+        with membership(join(*given)):
+            train_here()
 
     def _resolve(self) -> tuple[Config, Path]:
         if self.experiment:

@@ -12,13 +12,13 @@ from hdvpd.commands.flags import optional
 
 @dataclass(frozen=True)
 class View(AbstractCommand):
-    """Show a run's rollouts, or the episodes of a data set, in a browser.
+    """Show a run's rollouts, the episodes of a data set, or a rollout folder, in a browser.
 
     Example: hdvpd view runs/demo
     """
 
-    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN|DATASET")]]
-    """Folder of a run or of a data set."""
+    source: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN|DATASET|ROLLOUT")]]
+    """Folder of a run, of a data set, or of what `hdvpd rollout` or `hdvpd plan` wrote."""
     port: int = 8080
     """Where the page is served; 0 takes any free port."""
     host: str = "localhost"

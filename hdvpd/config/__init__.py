@@ -56,6 +56,8 @@ class DataConfig(Settings):
     """Threads that read windows ahead of the training step; never changes what is read."""
     prefetch: Annotated[Count, Free("resume", "evaluation")] = 4
     """Batches kept ready."""
+    patience_s: Annotated[Positive, Free("resume")] = 600.0
+    """Seconds to wait for a batch before the run ends with a message."""
 
     def check(self) -> None:
         """Refuse an empty workspace box."""
@@ -126,6 +128,9 @@ class ModelConfig(Settings):
     bfloat16 is for GPUs: CPUs multiply it no faster."""
     max_displacement: Positive = 0.25
     """Bound of the position change per step and coordinate [m] (paper)."""
+    displacement_unit: PositiveOrZero = 0.0
+    """Change of position that one unit of the read-out stands for [m]; 0 takes the bound (paper).
+    The smaller, the less the optimiser's noise moves what stands still."""
     knn: Literal["auto", "kdtree", "xla", "open3d", "keops"] = "auto"
     """Neighbour search; auto is kdtree on CPU and xla on accelerators."""
     kernels: Literal["auto", "host", "xla", "pallas"] = "auto"
@@ -174,8 +179,8 @@ class RenderConfig(Settings):
     density_scale: float = 100.0
     """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1."""
     surface_thickness: PositiveOrZero = 0.0
-    """If above 0, density fades within this of the surface on which the neighbours lie [m], instead
-    of with the widest kernel's weight (not in the papers)."""
+    """If above 0, density fades within this of a sheet just behind the surface on which the
+    neighbours lie [m], instead of with the widest kernel's weight (not in the papers)."""
     surface_bandwidth: Positive = 0.01
     """Of the weights of the neighbours that span the surface [m]; about the particles' spacing."""
     cutoff: Positive = 0.15
@@ -213,11 +218,14 @@ class TrainConfig(Settings):
     """Parts in which a device works off its windows of a step, one after another: memory of one
     part. Sums are rounded otherwise, nothing else changes."""
     num_devices: Annotated[CountOrZero, Free("resume")] = 1
-    """Devices that share the windows of a step; 0 takes all."""
+    """Devices, of every process, that share the windows of a step; 0 takes all."""
     shard_state: Annotated[bool, Free("resume")] = False
     """Spread parameters and optimiser over the devices instead of repeating them on each."""
     horizon: Count = 6
     """Predicted frames per window (paper)."""
+    cloud_size: CountOrZero = 0
+    """Particles per time step in training, 0: model.num_particles (paper). Fewer make steps
+    cheaper; rollouts have them all."""
     num_rays: Count = 128
     """Rays per window and predicted frame, over all cameras' pixels (paper: 128)."""
     moving_ray_weight: Positive = 1.0
@@ -277,6 +285,9 @@ class TrainConfig(Settings):
     """Checkpoints kept, newest first."""
     max_nonfinite: Annotated[Count, Free("resume")] = 10
     """Skipped non-finite steps in a row after which the run stops."""
+    preflight: Annotated[Literal["auto", "on", "off"], Free("resume")] = "auto"
+    """Try every part before the first step, and report time, memory and disk; auto does so before
+    more than a thousand steps."""
     tensorboard: Annotated[bool, Free("resume")] = False
     """Also write TensorBoard event files."""
 

@@ -7,12 +7,13 @@ its calibration file, and then writes corrected arrays.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import scipy.linalg
 
 from hdvpd.data.pinhole import pixel_directions
 from hdvpd.errors import UserError
@@ -120,17 +121,56 @@ NOTHING = CameraCorrection()
 
 
 @dataclass(frozen=True)
+class JointCorrection:
+    """By how much a joint is off at all times.
+
+    Attributes:
+      offset: true value less the stored one, in the unit of the joint.
+      link: first link that the joint moves.
+      moves: all links that it moves.
+      twist: motion of that link per unit of the joint, in its own axes: turn [rad], move [m].
+    """
+
+    offset: float
+    link: str
+    moves: tuple[str, ...]
+    twist: Float[np.ndarray, "6"]
+
+    def poses(
+        self, links: Float[np.ndarray, "*f l 4 4"], names: Sequence[str]
+    ) -> Float[np.ndarray, "*f l 4 4"]:
+        """Return the poses of the links with the joint where it really is.
+
+        Args:
+          links: poses as stored [m].
+          names: of the links.
+        """
+        generator = np.zeros((4, 4))
+        x, y, z = self.offset * self.twist[:3]
+        generator[:3, :3] = [[0, -z, y], [z, 0, -x], [-y, x, 0]]
+        generator[:3, 3] = self.offset * self.twist[3:]
+        moved = [names.index(name) for name in self.moves]
+        own = links[..., names.index(self.link), :, :]
+        motion = own @ scipy.linalg.expm(generator) @ np.linalg.inv(own)
+        result = np.array(links, np.float64)
+        result[..., moved, :, :] = motion[..., None, :, :] @ links[..., moved, :, :]
+        return result
+
+
+@dataclass(frozen=True)
 class Corrections:
     """Of all cameras and of the robot.
 
     Attributes:
       cameras: by name; those without an entry are right.
       robot: multiplies the link poses from the left: where the robot's base really is.
+      joints: of the robot, by name; they come before its base.
       file: where they were read from.
     """
 
     cameras: Mapping[str, CameraCorrection] = field(default_factory=dict)
     robot: Float[np.ndarray, "4 4"] = field(default_factory=lambda: np.eye(4))
+    joints: Mapping[str, JointCorrection] = field(default_factory=dict)
     file: Path = Path()
 
     def __bool__(self) -> bool:
@@ -140,7 +180,27 @@ class Corrections:
     @property
     def moves_robot(self) -> bool:
         """Whether link poses are corrected."""
-        return not np.array_equal(self.robot, np.eye(4))
+        return bool(self.joints) or not np.array_equal(self.robot, np.eye(4))
+
+    def links(
+        self, values: Float[np.ndarray, "*f l 4 4"], names: Sequence[str]
+    ) -> Float[np.ndarray, "*f l 4 4"]:
+        """Correct link poses.
+
+        Args:
+          values: as stored [m].
+          names: of the links.
+        """
+        for joint in self.joints.values():
+            values = joint.poses(values, names)
+        return self.robot @ values
+
+    def joint_values(
+        self, values: Float[np.ndarray, "*f j"], names: Sequence[str]
+    ) -> Float[np.ndarray, "*f j"]:
+        """Correct measured or commanded joints, whose names are given."""
+        offsets = [self.joints[n].offset if n in self.joints else 0.0 for n in names]
+        return values + np.array(offsets)
 
     def as_plain(self) -> dict[str, Any]:
         """Return the content of `corrections.json`."""
@@ -151,6 +211,16 @@ class Corrections:
         }
         if self.moves_robot:
             plain["robot"] = {"pose": self.robot.tolist()}
+        if self.joints:
+            plain["robot"]["joints"] = {
+                name: {
+                    "offset": joint.offset,
+                    "link": joint.link,
+                    "moves": list(joint.moves),
+                    "twist": joint.twist.tolist(),
+                }
+                for name, joint in self.joints.items()
+            }
         return plain
 
 
@@ -188,11 +258,13 @@ def parse_corrections(raw: Any, file: Path) -> Corrections:
             raise ValueError(f"format {raw['format']!r}, version {raw['version']!r}")
         cameras = {str(name): _camera(value) for name, value in raw["cameras"].items()}
         robot = _matrix(raw.get("robot", {}).get("pose", np.eye(4)), (4, 4), "robot.pose")
+        offsets = raw.get("robot", {}).get("joints", {})
+        joints = {str(name): _joint(value) for name, value in offsets.items()}
     except KeyError as error:
         raise UserError(f"{file}: corrections lack {error}. {remedy}") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{file}: corrections cannot be read: {error}. {remedy}") from error
-    return Corrections(cameras, robot, file)
+    return Corrections(cameras, robot, joints, file)
 
 
 def _camera(raw: Mapping[str, Any]) -> CameraCorrection:
@@ -216,6 +288,15 @@ def _camera(raw: Mapping[str, Any]) -> CameraCorrection:
         pose=_matrix(raw.get("pose", np.eye(4)), (4, 4), "pose"),
         lag_s=_number(raw, "lag_s", 0.0),
         why=str(raw.get("why", "")),
+    )
+
+
+def _joint(raw: Mapping[str, Any]) -> JointCorrection:
+    moves = tuple(str(name) for name in raw["moves"])
+    if raw["link"] not in moves:
+        raise ValueError(f"moves = {list(moves)} should hold link = {raw['link']!r}")
+    return JointCorrection(
+        _number(raw, "offset", 0.0), str(raw["link"]), moves, _matrix(raw["twist"], (6,), "twist")
     )
 
 

@@ -2,18 +2,28 @@
 
 Which windows a step gets is decided by `WindowIndex.sample(seed, step)`, and every batch is read
 by one thread from start to end, so neither order nor content depends on the number of threads.
-Reading decodes outside the interpreter lock, which is why threads are enough.
+Reading decodes outside the interpreter lock, which is why threads are enough. A disk that does not
+answer ends the wait for it after `data.patience_s`, with a message, instead of hanging for ever.
 """
 
 import collections
 import concurrent.futures
+import logging
+import queue
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from hdvpd.config import DataConfig
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
+from hdvpd.errors import UserError
 from hdvpd.types import Batch
+
+_REMINDER_S = 30.0
+_CLOSING_S = 10.0
+"""A thread that does not end by then hangs in the system, and is left to it."""
 
 
 class Loader:
@@ -32,6 +42,7 @@ class Loader:
         batch_size: int,
         seed: int,
         start_step: int = 0,
+        part: slice = slice(None),
     ) -> None:
         """Start reading.
 
@@ -42,13 +53,13 @@ class Loader:
           batch_size: windows per batch.
           seed: of the order.
           start_step: first step; a resumed run gives the step it stopped before.
+          part: places in the batch that are read here; others read the rest.
         """
         self.data_wait_s = 0.0
         self._dataset, self._index, self._config = dataset, index, data_config
         self._batch_size, self._seed, self._next_step = batch_size, seed, start_step
-        self._pool = concurrent.futures.ThreadPoolExecutor(
-            data_config.num_workers, thread_name_prefix="hdvpd-loader"
-        )
+        self._part = part
+        self._readers = _Readers(data_config.num_workers)
         self._ahead: collections.deque[tuple[int, concurrent.futures.Future[Batch]]] = (
             collections.deque()
         )
@@ -66,7 +77,8 @@ class Loader:
           The step, and numpy arrays with a leading batch axis.
 
         Raises:
-          UserError: what is stored is damaged; raised at the step that needs it.
+          UserError: what is stored is damaged; raised at the step that needs it. Or it could not
+            be read for `data.patience_s`.
           StopIteration: the loader is closed.
         """
         if not self._ahead:
@@ -74,7 +86,7 @@ class Loader:
         step, future = self._ahead.popleft()
         begin = time.perf_counter()
         try:
-            batch = future.result()
+            batch = self._wait(step, future)
         except BaseException:
             self.close()
             raise
@@ -85,7 +97,7 @@ class Loader:
     def close(self) -> None:
         """Stop reading and end the threads; may be called twice."""
         self._ahead.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._readers.close()
 
     def __enter__(self) -> "Loader":
         """Return itself."""
@@ -104,11 +116,78 @@ class Loader:
     def _submit(self) -> None:
         step = self._next_step
         self._next_step += 1
-        self._ahead.append((step, self._pool.submit(self._read, step)))
+        self._ahead.append((step, self._readers.submit(lambda: self._read(step))))
+
+    def _wait(self, step: int, future: "concurrent.futures.Future[Batch]") -> Batch:
+        """Wait for a batch, saying so now and then, and not for ever."""
+        begin = time.monotonic()
+        while True:
+            left = self._config.patience_s - (time.monotonic() - begin)
+            try:
+                return future.result(timeout=max(min(left, _REMINDER_S), 0.0))
+            except TimeoutError:
+                if future.done():  # raised by the reading itself
+                    raise
+            windows = self._index.sample(self._seed, step, self._batch_size)[self._part]
+            read = ", ".join(f"episode {episode} from frame {start}" for episode, start in windows)
+            waited = time.monotonic() - begin
+            if waited >= self._config.patience_s:
+                raise UserError(
+                    f"The data of step {step + 1} ({read} of {self._dataset.path}) were not read "
+                    f"within data.patience_s = {self._config.patience_s:g} s. Look whether the "
+                    "disk or the network answers; everything saved is intact, and --resume "
+                    "continues."
+                )
+            logging.getLogger("hdvpd").warning(
+                "waiting for the data of step %d for %.0f s: %s of %s",
+                step + 1, waited, read, self._dataset.path,
+            )  # fmt: skip
 
     def _read(self, step: int) -> Batch:
-        windows = self._index.sample(self._seed, step, self._batch_size)
+        windows = self._index.sample(self._seed, step, self._batch_size)[self._part]
         length = self._index.length
         return stack_windows(
             [read_window(self._dataset, e, s, length, self._config) for e, s in windows]
         )
+
+
+class _Readers:
+    """Threads that read; unlike those of an executor, one that hangs lets the process end."""
+
+    def __init__(self, count: int) -> None:
+        self._todo: queue.SimpleQueue[
+            tuple[concurrent.futures.Future[Batch], Callable[[], Batch]] | None
+        ] = queue.SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True, name=f"hdvpd-loader-{number}")
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, read: Callable[[], Batch]) -> "concurrent.futures.Future[Batch]":
+        future: concurrent.futures.Future[Batch] = concurrent.futures.Future()
+        self._todo.put((future, read))
+        return future
+
+    def close(self) -> None:
+        """End after what is being read; what is not begun is not read."""
+        if self._closed:
+            return
+        self._closed = True
+        for _ in self._threads:
+            self._todo.put(None)
+        deadline = time.monotonic() + _CLOSING_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def _work(self) -> None:
+        while (task := self._todo.get()) is not None:
+            if self._closed:
+                continue
+            future, read = task
+            try:
+                future.set_result(read())
+            except BaseException as error:
+                future.set_exception(error)

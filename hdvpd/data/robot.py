@@ -20,8 +20,8 @@ from hdvpd.data.importers.robot_model import (
     kinematics_only,
     load_mujoco,
 )
+from hdvpd.data.kinematics import kinematic_points, point_grippers
 from hdvpd.errors import UserError
-from hdvpd.kinematics import kinematic_points, point_grippers
 from hdvpd.types import Array, Float, Int, RobotPoints
 
 ROBOT_FILE = "robot.json"

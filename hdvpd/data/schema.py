@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 from hdvpd.data.shapes import Shape, parse_shape
 from hdvpd.errors import UserError
-from hdvpd.kinematics import POINTS_PER_SEGMENT, Skeleton
 
 FORMAT = "hdvpd-dataset"
 VERSION = 1

@@ -252,7 +252,9 @@ class Dataset:
         self, number: int, name: str, values: np.ndarray, start: int | None, length: int | None
     ) -> np.ndarray:
         if name in (arrays.LINKS, arrays.TARGET_LINKS):
-            return (self.corrections.robot @ values).astype(values.dtype)
+            return self.corrections.links(values, self.robot.links).astype(values.dtype)
+        if name in (arrays.JOINT_POSITIONS, arrays.JOINT_TARGETS):
+            return self.corrections.joint_values(values, self.robot.joints).astype(values.dtype)
         folder, _, rest = name.partition("/")
         camera, _, key = rest.rpartition("/")
         correction = self.corrections.cameras.get(camera) if folder == "cameras" else None
@@ -308,14 +310,19 @@ def _with_units(info: schema.DatasetInfo, corrections: Corrections) -> schema.Da
     """Return the description with units of depth as corrected.
 
     Raises:
-      UserError: a correction is of a camera that there is none of.
+      UserError: a correction is of a camera, joint or link that there is none of.
     """
-    unknown = sorted(set(corrections.cameras) - set(info.cameras))
-    if unknown:
-        raise UserError(
-            f"{corrections.file} corrects camera {unknown[0]!r}, but the data set has "
-            f"{', '.join(info.cameras)}; run `hdvpd data calibrate` again, or remove the file."
-        )
+    links = {link for joint in corrections.joints.values() for link in joint.moves}
+    for kind, named, known in (
+        ("camera", set(corrections.cameras), info.cameras),
+        ("joint", set(corrections.joints), info.robot.joints),
+        ("link", links, info.robot.links),
+    ):
+        for unknown in sorted(named - set(known)):
+            raise UserError(
+                f"{corrections.file} corrects {kind} {unknown!r}, but the data set has "
+                f"{', '.join(known)}; run `hdvpd data calibrate` again, or remove the file."
+            )
     cameras = {
         name: dataclasses.replace(camera, depth_unit_m=camera.depth_unit_m * c.depth_scale)
         if (c := corrections.cameras.get(name)) is not None

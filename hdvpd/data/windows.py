@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from hdvpd import kinematics
 from hdvpd.config import DataConfig
-from hdvpd.data import checks, resizing
+from hdvpd.data import checks, kinematics, resizing
 from hdvpd.data.arrays import (
     CAMERA_KEYS,
     JOINT_POSITIONS,

@@ -167,15 +167,19 @@ class ReadOut(nnx.Module):
         raw = self.mlp(self.norm(tokens))
         raw = jnp.where(current.mask[:, None], raw, 0.0)
         bound = self.config.max_displacement
-        moved = raw[:, :3]
+        pushed = carried_motion(current, robot, 1, reach_m=_PUSH_REACH_M)
+        if self.config.contact:
+            # What the robot does not reach stays as it is. A change that is the same everywhere is
+            # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
+            raw *= pushed[:, 3:] / _MOTION_SCALE_M
+        moved_m = (self.config.displacement_unit or bound) * raw[:, :3]
         if self.config.carry:
             # The last output says how far a particle goes along with the skeleton at its place:
             # a gate is learned much sooner than the motion itself (docs/lab-book.md).
-            moved += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3] / bound
+            moved_m += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3]
         if self.config.contact:
-            pushed = carried_motion(current, robot, 1, reach_m=_PUSH_REACH_M)[:, :3]
-            moved += raw[:, 3 + self.config.feature_dim, None] * pushed / bound
+            moved_m += raw[:, 3 + self.config.feature_dim, None] * pushed[:, :3]
         return Change(
-            displacement=bound * jnp.tanh(moved),
+            displacement=bound * jnp.tanh(moved_m / bound),
             features=raw[:, 3 : 3 + self.config.feature_dim],
         )

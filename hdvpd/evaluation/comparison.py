@@ -20,13 +20,13 @@ from hdvpd.evaluation.curves import (
     LABELS,
     METRICS,
     REFERENCE,
-    RUN_COLORS,
     STYLES,
     TITLES,
     Scores,
     draw_curve,
     plain_numbers,
 )
+from hdvpd.reporting.colors import SERIES
 from hdvpd.reporting.statistics import crossed_interval, masked_mean
 from hdvpd.reporting.tables import Cell, Table, bold, plus_minus
 from hdvpd.types import Float
@@ -342,7 +342,7 @@ def plot_comparison(summary: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(12, 5), layout="constrained")
     scores, differences = figure.subplots(1, 2)
     first, *_ = summary["members"]
-    colors = dict(zip(summary["members"], itertools.cycle(RUN_COLORS), strict=False))
+    colors = dict(zip(summary["members"], itertools.cycle(SERIES), strict=False))
     for name, entry in summary["members"].items():
         draw_curve(scores, entry, "ssim", name, colors[name], "-")
     draw_curve(scores, summary[REFERENCE], "ssim", LABELS[REFERENCE], *STYLES[REFERENCE])

@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hdvpd.config import Control
 from hdvpd.evaluation.metrics import SSIM_SETTINGS
+from hdvpd.reporting import colors
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table
 from hdvpd.types import Float
@@ -45,16 +46,14 @@ LABELS = {
     "shuffled_actions": "shuffled actions",
 }
 DIGITS = {"ssim": 3, "psnr": 2, "moving_ssim": 3, "moving_psnr": 2}
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
 STYLES = {
-    "model": ("#0072b2", "-"),
-    "static_render": ("#009e73", "--"),
-    "copy_last_frame": ("#707070", ":"),
-    "kinematics_only": ("#cc79a7", "--"),
-    "zero_actions": ("#e69f00", "-."),
-    "shuffled_actions": ("#d55e00", "-."),
+    "model": (colors.BLUE, "-"),
+    "static_render": (colors.GREEN, "--"),
+    "copy_last_frame": (colors.GRAY, ":"),
+    "kinematics_only": (colors.PURPLE, "--"),
+    "zero_actions": (colors.ORANGE, "-."),
+    "shuffled_actions": (colors.VERMILION, "-."),
 }
-RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
                 draw_curve(axes, first[predictor], metric, label, *STYLES[predictor])
         else:
             for i, (name, summary) in enumerate(summaries.items()):
-                color = RUN_COLORS[i % len(RUN_COLORS)]
+                color = colors.SERIES[i % len(colors.SERIES)]
                 draw_curve(axes, summary["model"], metric, name, color, "-")
             if REFERENCE in first["predictors"]:
                 label = LABELS[REFERENCE]

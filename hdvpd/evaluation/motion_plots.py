@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hdvpd.evaluation.curves import RUN_COLORS, STYLES, draw_curve, to_json, to_png
+from hdvpd.evaluation.curves import STYLES, draw_curve, to_json, to_png
 from hdvpd.evaluation.motion_tables import (
     MM,
     MOTION_LABELS,
@@ -19,6 +19,7 @@ from hdvpd.evaluation.motion_tables import (
 )
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS
 from hdvpd.evaluation.verdicts import Verdict
+from hdvpd.reporting.colors import SERIES
 from hdvpd.reporting.files import write
 from hdvpd.reporting.tables import plus_minus
 
@@ -77,7 +78,7 @@ def plot_motion(motions: Mapping[str, Mapping[str, Any]]) -> Figure:
                 _draw(axes, first[predictor], metric, label, *STYLES[predictor])
         else:
             for i, (name, motion) in enumerate(motions.items()):
-                _draw(axes, motion["model"], metric, name, RUN_COLORS[i % len(RUN_COLORS)], "-")
+                _draw(axes, motion["model"], metric, name, SERIES[i % len(SERIES)], "-")
             still = "static_render"
             _draw(axes, first[still], metric, MOTION_LABELS[still], *STYLES[still])
         axes.set(title=MOTION_TITLES[metric], xlabel="rollout step")

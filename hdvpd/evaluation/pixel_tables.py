@@ -9,13 +9,13 @@ from matplotlib.ticker import MaxNLocator
 from hdvpd.evaluation.curves import (
     LABELS,
     REFERENCE,
-    RUN_COLORS,
     STYLES,
     Scores,
     draw_curve,
     plain_numbers,
 )
 from hdvpd.evaluation.pixels import PIXEL_METRICS, RECONSTRUCTION_METRICS
+from hdvpd.reporting.colors import SERIES
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table, plus_minus
 
@@ -141,7 +141,7 @@ def plot_pixels(summaries: Mapping[str, Mapping[str, Any]]) -> Figure:
                 draw_curve(axes, lists, metric, LABELS[predictor], *STYLES[predictor])
         else:
             for i, (name, summary) in enumerate(summaries.items()):
-                color = RUN_COLORS[i % len(RUN_COLORS)]
+                color = SERIES[i % len(SERIES)]
                 draw_curve(axes, summary["pixels"]["model"], metric, name, color, "-")
             if REFERENCE in first:
                 draw_curve(axes, first[REFERENCE], metric, LABELS[REFERENCE], *STYLES[REFERENCE])

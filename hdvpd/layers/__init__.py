@@ -53,6 +53,11 @@ LayerNorm = functools.partial(nnx.LayerNorm, scale_init=ones, bias_init=zeros)
 GroupNorm = functools.partial(nnx.GroupNorm, scale_init=ones, bias_init=zeros)
 
 
+def count_parameters(module: nnx.Module) -> int:
+    """Count the numbers that training changes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
 def multiply_in_bfloat16(model: nnx.Module) -> None:
     """Let all dense layers and convolutions of a model round their inputs to bfloat16.
 

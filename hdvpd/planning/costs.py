@@ -25,6 +25,11 @@ class AbstractCost:
         """Whether futures must be rendered, for which they keep their features."""
         return False
 
+    @property
+    def goals(self) -> tuple[Sequence[float], ...]:
+        """Places [m] to which something is to be brought; NaN where a coordinate does not count."""
+        return ()
+
     def check(self, state: State) -> None:
         """Refuse a state to which the cost cannot be applied, before anything is rolled out.
 
@@ -35,6 +40,17 @@ class AbstractCost:
     @abstractmethod
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return the cost of every plan of a future with an axis of plans."""
+
+    def slope(self, future: Future) -> Float[np.ndarray, "b s n 3"]:
+        """Return the derivative of the costs with regard to the predicted positions.
+
+        Raises:
+          UserError: it is not known.
+        """
+        del future
+        raise UserError(
+            f"{type(self).__name__} has no gradient; plan with a solver that only samples."
+        )
 
 
 def object_rows(state: State, place: Place) -> np.ndarray:
@@ -49,6 +65,30 @@ def object_rows(state: State, place: Place) -> np.ndarray:
     """
     state.require(place)
     return np.flatnonzero(state.current.mask & place(np.asarray(state.current.positions)))
+
+
+def require_in_workspace(
+    goals: Sequence[Sequence[float]], workspace: tuple[Sequence[float], Sequence[float]] | None
+) -> None:
+    """Refuse goals where the model knows nothing.
+
+    Args:
+      goals: as of `AbstractCost.goals`.
+      workspace: corners of the box that is modelled [m]; None refuses nothing.
+
+    Raises:
+      UserError: a goal lies outside.
+    """
+    for goal in goals if workspace is not None else ():
+        low, high = (np.asarray(corner, np.float64) for corner in workspace or ())
+        place = np.asarray(goal, np.float64)
+        if ((place < low) | (place > high)).any():  # a NaN is neither
+            told = ", ".join("any" if np.isnan(x) else f"{x:g}" for x in place)
+            raise UserError(
+                f"The goal ({told}) lies outside the workspace, which reaches from "
+                f"{np.round(low, 2).tolist()} to {np.round(high, 2).tolist()} [m]: choose one "
+                "inside."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,6 +110,15 @@ class AbstractObjectCost(AbstractCost):
         rows = object_rows(future.start, self.place)
         return np.asarray(future.positions, np.float64)[:, :, rows]
 
+    def at_the_end(
+        self, future: Future, slope: Float[np.ndarray, "b #m 3"]
+    ) -> Float[np.ndarray, "b s n 3"]:
+        """Return a slope with regard to the object's last positions as one of all positions."""
+        rows = object_rows(future.start, self.place)
+        whole = np.zeros(future.positions.shape)
+        whole[:, -1, rows] = slope
+        return whole
+
 
 @dataclass(frozen=True)
 class GoalPlace(AbstractObjectCost):
@@ -81,10 +130,24 @@ class GoalPlace(AbstractObjectCost):
 
     goal: Sequence[float] = (np.nan, np.nan, np.nan)
 
+    @property
+    def goals(self) -> tuple[Sequence[float], ...]:
+        """The place."""
+        return (self.goal,)
+
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return the distances."""
-        off = self.path(future)[:, -1].mean(1) - np.asarray(self.goal, np.float64)[None]
-        return np.sqrt(np.nansum(off**2, axis=-1))
+        return np.linalg.norm(self._off(future)[0], axis=-1)
+
+    def slope(self, future: Future) -> Float[np.ndarray, "b s n 3"]:
+        """Return the direction away from the goal, shared by the object's particles."""
+        off, count = self._off(future)
+        distance = np.maximum(np.linalg.norm(off, axis=-1, keepdims=True), 1e-9)
+        return self.at_the_end(future, (off / distance / count)[:, None])
+
+    def _off(self, future: Future) -> tuple[Float[np.ndarray, "b 3"], int]:
+        path, goal = self.path(future)[:, -1], np.asarray(self.goal, np.float64)[None]
+        return np.where(np.isnan(goal), 0.0, path.mean(1) - np.nan_to_num(goal)), path.shape[1]
 
 
 @dataclass(frozen=True)
@@ -121,6 +184,12 @@ class Lift(AbstractObjectCost):
         before = future.start.current.positions[rows, 2].mean()
         rise = self.path(future)[:, -1, :, 2].mean(-1) - before
         return np.maximum(self.height - rise, 0.0)
+
+    def slope(self, future: Future) -> Float[np.ndarray, "b s n 3"]:
+        """Return minus one share of the height for every particle, while some is missing."""
+        missing = (self(future) > 0)[:, None, None]
+        down = np.array([0.0, 0.0, -1.0])[None, None] / self.path(future).shape[2]
+        return self.at_the_end(future, np.where(missing, down, 0.0))
 
 
 @dataclass(frozen=True)
@@ -204,6 +273,11 @@ class Sum(AbstractCost):
         """Whether a term does."""
         return any(cost.needs_images for _, cost in self.terms)
 
+    @property
+    def goals(self) -> tuple[Sequence[float], ...]:
+        """Those of the terms."""
+        return tuple(goal for _, cost in self.terms for goal in cost.goals)
+
     def check(self, state: State) -> None:
         """Check every term."""
         for _, cost in self.terms:
@@ -212,3 +286,7 @@ class Sum(AbstractCost):
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return the sum."""
         return np.sum([weight * cost(future) for weight, cost in self.terms], axis=0)
+
+    def slope(self, future: Future) -> Float[np.ndarray, "b s n 3"]:
+        """Return the sum of the terms' slopes."""
+        return np.sum([weight * cost.slope(future) for weight, cost in self.terms], axis=0)

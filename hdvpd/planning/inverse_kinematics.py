@@ -52,25 +52,32 @@ def solve_pose(
     number, joints = link_number(robot, link), np.asarray(start, np.float64).copy()
     low, high = robot.limits.T
     best, least = joints, np.inf
+    moving = np.arange(len(joints))  # after the first round, only those that move the link
     for _ in range(_ITERATIONS):
-        moved = np.concatenate([joints[None], joints[None] + _DIFFERENCE * np.eye(len(joints))])
+        moved = np.repeat(joints[None], len(moving) + 1, axis=0)
+        moved[np.arange(1, len(moved)), moving] += _DIFFERENCE
         poses = robot.link_poses(moved)[:, number]
-        error = _difference(poses[0], pose)
+        error = _differences(poses[0], pose[None])[0]
         size = float(np.linalg.norm(error))
         if size < least:
             best, least = joints, size
         if size < _CONVERGED:
             break
         error *= min(1.0, _LARGEST_ERROR / size)
-        jacobian = np.stack([_difference(poses[0], p) for p in poses[1:]], axis=1) / _DIFFERENCE
+        jacobian = _differences(poses[0], poses[1:]).T / _DIFFERENCE
         damped = jacobian @ jacobian.T + _DAMPING * np.eye(6)
-        step = jacobian.T @ np.linalg.solve(damped, error)
+        step = np.zeros(len(joints))
+        step[moving] = jacobian.T @ np.linalg.solve(damped, error)
+        if len(moving) == len(joints):
+            moving = np.flatnonzero(np.abs(jacobian).max(axis=0) > 0)
         joints = np.clip(joints + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP), low, high)
     reached = robot.link_poses(best[None])[0, number]
     return best, float(np.linalg.norm(reached[:3, 3] - pose[:3, 3]))
 
 
-def _difference(old: np.ndarray, new: np.ndarray) -> Float[np.ndarray, "6"]:
-    """Return shift and weighted rotation vector that lead from one pose to another."""
-    turn = Rotation.from_matrix(new[:3, :3] @ old[:3, :3].T).as_rotvec()
-    return np.concatenate([new[:3, 3] - old[:3, 3], _ROTATION_WEIGHT * turn])
+def _differences(
+    old: Float[np.ndarray, "4 4"], new: Float[np.ndarray, "k 4 4"]
+) -> Float[np.ndarray, "k 6"]:
+    """Return shifts and weighted rotation vectors that lead from one pose to others."""
+    turns = Rotation.from_matrix(new[:, :3, :3] @ old[:3, :3].T).as_rotvec()
+    return np.concatenate([new[:, :3, 3] - old[None, :3, 3], _ROTATION_WEIGHT * turns], axis=1)

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from hdvpd.errors import UserError
-from hdvpd.planning.costs import AbstractCost
+from hdvpd.planning.costs import AbstractCost, require_in_workspace
 from hdvpd.planning.solvers import ICEM, AbstractSolver, Search
 from hdvpd.planning.spaces import AbstractSpace
 from hdvpd.types import Float
@@ -74,22 +74,36 @@ class Planner:
     iterations: int = 4
     chunk: int = 1
 
-    def plan(self, state: State, rng: np.random.Generator, warm: Search | None = None) -> Plan:
+    def plan(
+        self,
+        state: State,
+        rng: np.random.Generator,
+        warm: Search | None = None,
+        rest: Float[np.ndarray, "s j"] | None = None,
+    ) -> Plan:
         """Search from a state.
 
         Args:
           state: two observed steps.
           rng: draws the candidates.
           warm: search to go on from, as `Search.shifted` makes it; None begins anew.
+          rest: what is left of the plan under way (`remaining`); it is kept unless another costs
+            less.
 
         Raises:
-          UserError: the cost does not fit the state, or no candidate has a finite cost.
+          UserError: the cost does not fit the state, its goal lies outside the workspace, or no
+            candidate has a finite cost.
         """
         begin = time.perf_counter()
         self.cost.check(state)
+        require_in_workspace(self.cost.goals, getattr(self.world, "workspace", None))
         search = warm or self.solver.start(self.space.knots, self.space.variables)
         best_cost, best = np.inf, None
         best_costs, mean_costs = [], []
+        if rest is not None:
+            rest = np.asarray(rest, np.float64)
+            cost = float(self.costs(state, rest[None])[0])
+            best_cost, best = (cost, rest) if np.isfinite(cost) else (np.inf, None)
         for _ in range(self.iterations):
             candidates = self.solver.ask(search, rng)
             targets = self.space.joint_targets(state, candidates)
@@ -122,3 +136,8 @@ class Planner:
         )
         costs = np.asarray(self.cost(future), np.float64)
         return np.where(np.isfinite(costs), costs, np.inf)
+
+
+def remaining(plan: Float[np.ndarray, "s j"], done: int) -> Float[np.ndarray, "s j"]:
+    """Return what is left of a plan after some of its steps; then the robot stays at its end."""
+    return np.concatenate([plan[done:], np.repeat(plan[-1:], min(done, len(plan)), axis=0)])

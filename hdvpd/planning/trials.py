@@ -4,6 +4,7 @@ A trial is a pure function of its seed. The arm has come to the object and stand
 frames are observed, then joint targets decide what happens.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 from hdvpd.data.robot import Robot
 from hdvpd.data.simulation import clip, scene
 from hdvpd.errors import UserError
-from hdvpd.planning.spaces import follow
+from hdvpd.planning.skills import AbstractSkill, Grasp, Push, turned
 from hdvpd.types import Camera, Float, UInt8
+from hdvpd.world.base import World
 from hdvpd.world.state import Place
 
 TASKS = ("push", "can")
@@ -70,13 +72,54 @@ class Trial:
         Returns:
           Poses of the object after every step [m]; None if the arms touch each other.
         """
-        simulation = clip.restored(self.model, self.state)
-        path = np.concatenate([self.command[None], targets])
-        states = clip.follow(self.model, simulation, path)
+        states, _ = self._followed(targets)
+        return None if states is None else _object_poses(self.task, self.model, states[1:])
+
+    def advanced(self, targets: Float[np.ndarray, "s j"]) -> "Trial | None":
+        """Follow joint targets and observe the last two frames; None if the arms touch.
+
+        The same trial, later: this one stays as it is.
+        """
+        states, simulation = self._followed(targets)
         if states is None:
             return None
-        names = scene.object_names(self.task)[:1]
-        return clip.frame_poses(self.model, states[1:], names)[:, 0].astype(np.float64)
+        return dataclasses.replace(
+            self,
+            state=clip.full_state(self.model, simulation),
+            command=np.asarray(targets[-1], np.float64),
+            **_observed(self.task, self.model, states[-2:], self.size),
+        )
+
+    def images(self, targets: Float[np.ndarray, "s j"]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Render every step of a plan: colours (s v h w 3) and depth [m]; None as in `execute`."""
+        states, _ = self._followed(targets)
+        return None if states is None else clip.render(self.model, states[1:], self.size)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images [px]."""
+        return self.rgb.shape[2], self.rgb.shape[3]
+
+    def _followed(self, targets: Float[np.ndarray, "s j"]) -> tuple[np.ndarray | None, Any]:
+        simulation = clip.restored(self.model, self.state)
+        path = np.concatenate([self.command[None], targets])
+        return clip.follow(self.model, simulation, path), simulation
+
+
+def _object_poses(task: str, model: Any, states: np.ndarray) -> Float[np.ndarray, "f 4 4"]:
+    names = scene.object_names(task)[:1]
+    return clip.frame_poses(model, states, names)[:, 0].astype(np.float64)
+
+
+def _observed(task: str, model: Any, frames: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
+    """Return what two frames show, by the names of a trial's attributes."""
+    rgb, depth_m = clip.render(model, frames, size)
+    return {
+        "rgb": rgb,
+        "depth_m": depth_m,
+        "joints": frames[:, clip.joint_addresses(model)].astype(np.float32),
+        "object_to_world": _object_poses(task, model, frames[-1:])[0],
+    }
 
 
 def begin_trial(task: str, size: tuple[int, int], seed: Sequence[int]) -> Trial:
@@ -99,9 +142,6 @@ def begin_trial(task: str, size: tuple[int, int], seed: Sequence[int]) -> Trial:
     states = clip.follow(drawn.model, simulation, drawn.path[: last + 1])
     if states is None:
         raise RuntimeError("the arms touch in a repetition of a clip in which they do not")
-    frames = states[-2:]
-    rgb, depth_m = clip.render(drawn.model, frames, size)
-    poses = clip.frame_poses(drawn.model, frames[-1:], scene.object_names(task)[:1])
     cameras = {}
     for view, name in enumerate(scene.CAMERAS):
         intrinsics, pose = clip.camera_parameters(drawn.model, view, size)
@@ -111,13 +151,25 @@ def begin_trial(task: str, size: tuple[int, int], seed: Sequence[int]) -> Trial:
         arm="R_tcp" if drawn.draw.object_xy[1] < 0 else "L_tcp",
         model=drawn.model,
         state=clip.full_state(drawn.model, simulation),
-        rgb=rgb,
-        depth_m=depth_m,
         cameras=cameras,
-        joints=frames[:, clip.joint_addresses(drawn.model)].astype(np.float32),
         command=drawn.path[last],
-        object_to_world=poses[0, 0].astype(np.float64),
+        **_observed(task, drawn.model, states[-2:], size),
     )
+
+
+def require_simulated(world: World, trial: Trial) -> None:
+    """Require that a model is of the simulated robot and cameras.
+
+    Raises:
+      UserError: its robot has other joints, or no such tool.
+    """
+    robot = world.robot
+    if robot.joints != scene.joint_names() or trial.arm not in robot.links:
+        raise UserError(
+            f"The run {world.folder} is of a robot with the joints {', '.join(robot.joints)}, not "
+            "of the simulated arms: plan for it in Python, as docs/planning.md shows, or give a "
+            "run that was trained on `hdvpd data simulate`."
+        )
 
 
 @dataclass(frozen=True)
@@ -137,8 +189,8 @@ class Outcome:
     ) -> Float[np.ndarray, "*batch"]:
         """Return the block's distance from its goal, or minus the can's rise [m]."""
         if self.task == "can":
-            return before[2] - after[..., 2]
-        return np.linalg.norm(after[..., :2] - self.goal, axis=-1)
+            return np.asarray(before[2] - after[..., 2])
+        return np.asarray(np.linalg.norm(after[..., :2] - self.goal, axis=-1))
 
     def succeeds(self, cost: Float[np.ndarray, "*batch"]) -> Any:
         """Say whether a block is within 3 cm of its goal, or a can risen by 8 cm."""
@@ -147,8 +199,26 @@ class Outcome:
 
 def draw_outcome(trial: Trial, tool: Float[np.ndarray, "3"], rng: np.random.Generator) -> Outcome:
     """Draw a goal that a push from where the tool stands can roughly reach."""
-    direction = _turned(trial.object_to_world[:2, 3] - tool[:2], rng.normal(0, 0.3))
+    direction = turned(trial.object_to_world[:2, 3] - tool[:2], rng.normal(0, 0.3))
     return Outcome(trial.task, trial.object_to_world[:2, 3] + rng.uniform(0.06, 0.16) * direction)
+
+
+def skill(
+    trial: Trial, robot: Robot, horizon: int, centre: Float[np.ndarray, "3"]
+) -> AbstractSkill:
+    """Return the plans of a trial's task.
+
+    Args:
+      trial: the start.
+      robot: of the simulated scene.
+      horizon: control steps, at least 4.
+      centre: where the object is thought to be [m].
+    """
+    x, y, z = (float(value) for value in centre)
+    common: dict[str, Any] = {"link": trial.arm, "centre": (x, y, z)}
+    if trial.task == "push":
+        return Push(robot, horizon, **common)
+    return Grasp(robot, horizon, joint=f"{trial.arm[0]}_grip", **common)
 
 
 def propose(
@@ -163,42 +233,18 @@ def propose(
       horizon: control steps, at least 4.
       rng: draws them.
     """
-    now = trial.command.astype(np.float64)
-    pose = robot.link_poses(now[None])[0, robot.links.index(trial.arm)]
-    grip = robot.joints.index(f"{trial.arm[0]}_grip")
-    plans = []
-    for _ in range(count):
-        way = _push_way if trial.task == "push" else _can_way
-        times, places, openings = way(trial.object_to_world[:3, 3], pose[:3, 3], horizon, rng)
-        steps = np.arange(1, horizon + 1)
-        path = np.stack([np.interp(steps, times, axis) for axis in np.transpose(places)], axis=1)
-        joints = follow(robot, trial.arm, pose, path, now)
-        if openings is not None:
-            joints[:, grip] = np.interp(steps, times, openings)
-        plans.append(joints)
-    return np.stack(plans)
+    space = skill(trial, robot, horizon, trial.object_to_world[:3, 3])
+    return space.targets_from(trial.command, mixed(space, count, rng))
 
 
-_Way = tuple[Sequence[float], Sequence[np.ndarray], Sequence[float] | None]
-
-
-def _push_way(centre: np.ndarray, tool: np.ndarray, horizon: int, rng: np.random.Generator) -> _Way:
-    direction = _turned(centre[:2] - tool[:2], rng.normal(0, 0.5))
-    aside = rng.uniform(-0.07, 0.07) * np.array([-direction[1], direction[0]])
-    begin = centre[:2] - 0.13 * direction + aside
-    end = begin + (0.06 + rng.uniform(0, 0.2)) * direction
-    places = [tool, np.r_[begin, tool[2]], np.r_[end, tool[2]]]
-    return [0.0, 2.0, float(horizon)], places, None
-
-
-def _can_way(centre: np.ndarray, tool: np.ndarray, horizon: int, rng: np.random.Generator) -> _Way:
-    scale = 0.008 if rng.random() < 0.4 else 0.04
-    grasp = np.r_[centre[:2] + rng.normal(0, scale, 2), 0.07]
-    closed = 0.02 if rng.random() < 0.75 else 0.05
-    lift = grasp + [0.0, 0.0, rng.uniform(0.0, 0.2)]
-    return [0.0, 2.0, 3.0, float(horizon)], [tool, grasp, grasp, lift], [0.05, 0.05, closed, closed]
-
-
-def _turned(vector: np.ndarray, angle: float) -> np.ndarray:
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.array([[cos, -sin], [sin, cos]]) @ (vector / np.linalg.norm(vector))
+def mixed(space: AbstractSkill, count: int, rng: np.random.Generator) -> Float[np.ndarray, "k 1 d"]:
+    """Draw candidates of mixed quality: about as many meet the object well as badly."""
+    candidates = rng.uniform(-1, 1, (count, 1, space.variables))
+    if isinstance(space, Grasp):
+        precise, closed = rng.random(count) < 0.4, rng.random(count) < 0.75
+        offsets = np.where(precise, 0.1, 0.5)[:, None] * rng.standard_normal((count, 2))
+        candidates[:, 0, :2] = np.clip(offsets, -1, 1)
+        candidates[:, 0, 2] = np.where(closed, 1.0, -1.0)
+    else:
+        candidates[:, 0, 0] = np.clip(rng.normal(0, 0.5, count), -1, 1)
+    return candidates

@@ -34,6 +34,7 @@ def composite(
     tdist: Float[Array, "*batch s"],
     z_scale: Float[Array, "*batch"],
     far: float,
+    stops: Float[Array, "*batch s"] | None = None,
 ) -> Rendering:
     """Blend samples front to back over white.
 
@@ -43,12 +44,13 @@ def composite(
       tdist: sorted ray distances [m].
       z_scale: planar depth per ray distance.
       far: end of the ray, where the background lies [m].
+      stops: where a sample's light comes from [m], if not from its distance.
 
     Returns:
       Colour, planar depth and accumulated opacity of each ray.
     """
     weights, background = compositing_weights(density, tdist, far)
-    distance = jnp.sum(weights * tdist, axis=-1) + background * far
+    distance = jnp.sum(weights * (tdist if stops is None else stops), axis=-1) + background * far
     return Rendering(
         rgb=jnp.sum(weights[..., None] * rgb, axis=-2) + background[..., None],
         depth_m=distance * z_scale,

@@ -6,11 +6,40 @@ No gradient flows through sample positions.
 import jax
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Float, PRNGKey
+from hdvpd.types import Array, Float, PRNGKey, Rays, pytree
 
 # Width of the proposals around particles [m] and their floor in empty space.
 _PROPOSAL_WIDTH = 0.03
 _PROPOSAL_FLOOR = 1e-3
+
+
+@pytree
+class Samples:
+    """Points on rays, and the part of the ray that each stands for.
+
+    Attributes:
+      points: where they are [m].
+      directions: of their rays, unit vectors.
+      before: where the part begins, from the point on, at most 0 [m].
+      after: where it ends, from the point on, at least 0 [m].
+    """
+
+    points: Float[Array, "*batch 3"]
+    directions: Float[Array, "*batch 3"]
+    before: Float[Array, "*batch"]
+    after: Float[Array, "*batch"]
+
+
+def samples_at(tdist: Float[Array, "*batch s"], rays: Rays, near: float, far: float) -> Samples:
+    """Return the samples at sorted distances [m]; a part ends midway to the next, or at an end."""
+    middle = (tdist[..., 1:] + tdist[..., :-1]) / 2
+    ends = [jnp.full_like(tdist[..., :1], x) for x in (near, far)]
+    starts = jnp.concatenate([ends[0], middle], axis=-1)
+    stops = jnp.concatenate([middle, ends[1]], axis=-1)
+    directions = jnp.asarray(rays.directions)[..., None, :]
+    points = jnp.asarray(rays.origins)[..., None, :] + tdist[..., None] * directions
+    directions = jnp.broadcast_to(directions, points.shape)
+    return Samples(points, directions, before=starts - tdist, after=stops - tdist)
 
 
 def stratified(

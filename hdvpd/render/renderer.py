@@ -20,8 +20,8 @@ from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 from hdvpd.layers import LayerNorm, Linear
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
-from hdvpd.render.rays import proposal_density, propose, stratified
-from hdvpd.render.surface import surface_gate
+from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
+from hdvpd.render.surface import light_stopped
 from hdvpd.types import (
     Array,
     Bool,
@@ -110,14 +110,20 @@ class Renderer(nnx.Module):
           Colour, depth and opacity, axes (g r).
         """
         tdist = jax.vmap(self._place_samples)(clouds, rays, keys)
-        queries = rays.origins[:, :, None] + tdist[..., None] * rays.directions[:, :, None]
-        rgb, density = self._shade(clouds, queries)
+        samples = samples_at(tdist, rays, self.config.near, self.config.far)
+        rgb, density, ahead = self._shade(clouds, samples)
+        if self.config.surface_thickness:
+            starts, stops = tdist + samples.before, tdist + ahead
+            return composite(rgb, density, starts, rays.z_scale, self.config.far, stops)
         return composite(rgb, density, tdist, rays.z_scale, self.config.far)
 
     def particle_colors(self, cloud: ParticleCloud) -> Float[Array, "n 3"]:
         """Return the radiance field's colour at every particle, in [0, 1]."""
         one = jax.tree.map(lambda x: x[None], cloud)
-        return self._shade(one, jnp.asarray(cloud.positions)[None, :, None])[0][0, :, 0]
+        points = jnp.asarray(cloud.positions)[None, :, None]
+        nowhere = jnp.zeros(points.shape[:-1])
+        samples = Samples(points, jnp.zeros_like(points), before=nowhere, after=nowhere)
+        return self._shade(one, samples)[0][0, :, 0]
 
     def _place_samples(
         self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
@@ -155,40 +161,44 @@ class Renderer(nnx.Module):
             )
 
     def _shade(
-        self, clouds: ParticleCloud, queries: Float[Array, "g r s 3"]
-    ) -> tuple[Float[Array, "g r s 3"], Float[Array, "g r s"]]:
-        """Return colour and density of every sample; density is 0 out of reach."""
+        self, clouds: ParticleCloud, samples: Samples
+    ) -> tuple[Float[Array, "g r s 3"], Float[Array, "g r s"], Float[Array, "g r s"]]:
+        """Return colour, density, 0 out of reach, and where the light stops, from the sample on.
+
+        Samples have axes (g r s). Density is that at the sample or, of surfaces, the mean over the
+        part of the ray that the sample stands for.
+        """
         config = self.config
-        shape = queries.shape[:-1]
-        flat = queries.reshape(shape[0], -1, 3)
+        shape = samples.before.shape
+        points = samples.points.reshape(shape[0], -1, 3)
         neighbors = jax.vmap(
             lambda cloud, points: self._search(cloud, points, config.num_neighbors, support(config))
-        )(clouds, flat)
+        )(clouds, points)
         num_particles = clouds.mask.shape[1]
         first = jnp.arange(shape[0], dtype=jnp.int32)[:, None, None] * num_particles
-        rgb, density = self._shade_reached(
+        shaded = self._shade_reached(
             clouds.positions.reshape(-1, 3),
             clouds.features.reshape(-1, clouds.features.shape[-1]),
-            flat.reshape(-1, 3),
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), samples),
             (neighbors.indices + first).reshape(-1, config.num_neighbors),
             neighbors.distances.reshape(-1, config.num_neighbors),
-        )
-        return rgb.reshape(*shape, 3), density.reshape(shape)
+        ).reshape(*shape, 5)
+        return shaded[..., :3], shaded[..., 3], shaded[..., 4]
 
     def _shade_reached(
         self,
         positions: Float[Array, "n 3"],
         features: Float[Array, "n c"],
-        queries: Float[Array, "q 3"],
+        samples: Samples,
         indices: Int[Array, "q k"],
         distances: Float[Array, "q k"],
-    ) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+    ) -> Float[Array, "q 5"]:
         """Interpolate and shade in chunks, skipping the chunks that hold no sample in reach."""
         config = self.config
         widest = config.bandwidths.index(max(config.bandwidths))
         reached = jnp.isfinite(distances[:, 0])
         order, place = _reached_first(reached)
-        num_queries = queries.shape[0]
+        num_queries = reached.shape[0]
         chunk = -(-num_queries // _NUM_CHUNKS)
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
 
@@ -197,10 +207,10 @@ class Renderer(nnx.Module):
             return x.reshape(_NUM_CHUNKS, chunk, *x.shape[1:])
 
         def shade(
-            queries: Float[Array, "q 3"], indices: Int[Array, "q k"], found: Bool[Array, "q k"]
-        ) -> Float[Array, "q 4"]:
+            samples: Samples, indices: Int[Array, "q k"], found: Bool[Array, "q k"]
+        ) -> Float[Array, "q 5"]:
             sums = annular_sums(
-                positions, features, queries, indices, found,
+                positions, features, samples.points, indices, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
             features_seen = jnp.asarray(annular_features(sums))
@@ -209,25 +219,26 @@ class Renderer(nnx.Module):
             # Fading keeps density continuous at the cutoff and tells positions where density
             # should be; it also learns faster (docs/lab-book.md).
             if config.surface_thickness:
-                density *= surface_gate(
-                    positions, queries, indices, found,
+                density, ahead = light_stopped(
+                    density, positions, samples, indices, found,
                     config.surface_bandwidth, config.surface_thickness,
                 )  # fmt: skip
             else:
                 density *= jnp.minimum(sums[:, widest, -1], 1.0)
-            return jnp.concatenate([rgb, density[:, None]], axis=-1)
+                ahead = jnp.zeros_like(density)
+            return jnp.concatenate([rgb, density[:, None], ahead[:, None]], axis=-1)
 
-        def body(_: None, inputs: tuple[Any, ...]) -> tuple[None, Float[Array, "q 4"]]:
+        def body(_: None, inputs: tuple[Any, ...]) -> tuple[None, Float[Array, "q 5"]]:
             *arrays, any_reached = inputs
-            empty = jnp.zeros((chunk, 4))
+            empty = jnp.zeros((chunk, 5))
             return None, jax.lax.cond(any_reached, shade, lambda *_: empty, *arrays)
 
         found = jnp.isfinite(distances)
-        inputs = tuple(chunked(x) for x in (queries, indices, found))
+        inputs = jax.tree.map(chunked, (samples, indices, found))
         any_reached = jnp.any(chunked(reached), axis=1)
         _, shaded = jax.lax.scan(body, None, (*inputs, any_reached))
-        shaded = shaded.reshape(-1, 4)[place]
-        return shaded[:, :3], jnp.where(reached, shaded[:, 3], 0.0)
+        shaded = shaded.reshape(-1, 5)[place]
+        return jnp.where(reached[:, None] | (jnp.arange(5) < 3)[None], shaded, 0.0)
 
 
 def _reached_first(reached: Bool[Array, "q"]) -> tuple[Int[Array, "q"], Int[Array, "q"]]:

@@ -158,10 +158,10 @@ class CheckpointStore:
         Raises:
           UserError: it differs.
         """
-        restored, _, _ = self.restore(step, state)
-        saved, read = _named_arrays(state), _named_arrays(restored)
-        for name, array in saved.items():
-            if array.tobytes() != read[name].tobytes():
+        path = self.path / str(self.sound_step(step))
+        read = {name: array for item in _ITEMS for name, array in _read_item(path, item).items()}
+        for name, array in _named_arrays(state).items():
+            if array.tobytes() != np.asarray(read[name]).tobytes():
                 raise UserError(
                     f"{name} in {self.path / str(step)} does not read back as it was written, so "
                     "this disk cannot be trusted with checkpoints. Choose another --runs-dir."
@@ -328,11 +328,10 @@ def _write_checkpoint(
     progress: Progress,
     files: Mapping[str, str],
 ) -> None:
-    checkpointer = ocp.Checkpointer(ocp.StandardCheckpointHandler())
-    for item in _ITEMS:
-        tree = {name: array for name, array in arrays.items() if _item_of(name) == item}
-        checkpointer.save((path / item).absolute(), args=ocp.args.StandardSave(tree))
-    checkpointer.close()
+    with contextlib.closing(_open_checkpointer()) as checkpointer:
+        for item in _ITEMS:
+            tree = {name: array for name, array in arrays.items() if _item_of(name) == item}
+            checkpointer.save((path / item).absolute(), args=ocp.args.StandardSave(tree))
     index = {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
     described = {"arrays.json": json.dumps(index, indent=1),
                  "progress.json": json.dumps(progress, indent=1, allow_nan=False)}  # fmt: skip
@@ -341,6 +340,14 @@ def _write_checkpoint(
     write_digest(path, Path.write_text)  # the caller explains errors, by the checkpoint's name
     for entry in [*path.rglob("*"), path]:
         sync(entry)
+
+
+def _open_checkpointer() -> ocp.Checkpointer:
+    """Open what this process reads or writes by alone: waiting for the others it could hang."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+                            multiprocessing_options=alone)  # fmt: skip
 
 
 def _item_of(name: str) -> str:
@@ -354,11 +361,8 @@ def _read_item(path: Path, item: str) -> dict[str, np.ndarray]:
         for name, (shape, dtype) in index.items()
         if _item_of(name) == item
     }
-    checkpointer = ocp.Checkpointer(ocp.StandardCheckpointHandler())
-    with contextlib.closing(checkpointer):
-        return checkpointer.restore(
-            (path / item).absolute(), args=ocp.args.StandardRestore(template)
-        )
+    with contextlib.closing(_open_checkpointer()) as opened:
+        return opened.restore((path / item).absolute(), args=ocp.args.StandardRestore(template))
 
 
 def _fill(like: Tree, arrays: Mapping[str, np.ndarray], path: Path) -> Tree:

@@ -3,8 +3,9 @@
 One JSON object per line. The first has `kind` "run": seed, versions, kind of device, identities of
 data set and configuration. "train" records average over the steps since the last one, "validation"
 records hold the loss on held-out windows, and "skipped" records name every step whose loss or
-gradient was not finite. There is no clock value, path or host name, so on a CPU the same
-configuration and seed give the same bytes, and so does a run that was interrupted and resumed.
+gradient was not finite, with episode and first frame of its windows. There is no clock value, path
+or host name, so on a CPU the same configuration and seed give the same bytes, and so does a run
+that was interrupted and resumed.
 """
 
 import json
@@ -25,6 +26,7 @@ REMEDY = (
 )
 """What to do when a file of a run cannot be written."""
 
+_MEANS = ("train", "validation")
 _LAST = ("learning_rate", "nonfinite_in_row")
 
 
@@ -33,6 +35,7 @@ class MetricsLog:
 
     Attributes:
       window: metrics of the steps not yet in a record; a checkpoint carries them.
+      resumed: records of the very step from which the run resumes.
     """
 
     def __init__(
@@ -54,21 +57,26 @@ class MetricsLog:
         old = _read(path) if step else []
         kept = [record for record in old if _belongs(record, step)] or [header]
         self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
+        self.resumed = [r for r in kept if r.get("step") == step and r["kind"] in _MEANS]
         files.write(path, "".join(_line(record) for record in kept), REMEDY)
         with files.explain_write_errors(path, REMEDY):
             self._file = path.open("a")
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take up one step's metrics; a skipped step is on disk at once.
+    def add(
+        self, step: int, metrics: Mapping[str, Any], windows: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Take up one step's metrics; a skipped step is on disk at once, with what it had read.
 
         Args:
           step: steps done.
           metrics: scalars by name; `nonfinite` is 1 for a skipped step.
+          windows: episode and first frame of the windows of its batch.
         """
         values = {name: _finite(value) for name, value in metrics.items()}
         self.window.append(values)
         if values.get("nonfinite"):
-            self._write({"kind": "skipped", "step": step})
+            read = [list(window) for window in windows]
+            self._write({"kind": "skipped", "step": step, "windows": read})
 
     def write_train(self, step: int, *, end_of_run: bool = False) -> Record:
         """Write the window's means and empty it.

@@ -1,17 +1,21 @@
 """Data parallelism: the windows of a batch spread over devices, by JAX's own SPMD.
 
-One mesh with one axis. Every device holds some windows of the batch and, while it computes, all
-parameters; gradients are averaged over the axis. What a window draws depends on its place in the
-whole batch alone (`Model.loss`), so the number of devices, and of parts in which each works off its
-windows, changes the rounding of sums and nothing else.
+One mesh with one axis, over the devices of one process or of several. Every device holds some
+windows of the batch and, while it computes, all parameters; gradients are averaged over the axis.
+What a window draws depends on its place in the whole batch alone (`Model.loss`), so the number of
+devices, and of parts in which each works off its windows, changes the rounding of sums and nothing
+else.
 """
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,21 +49,72 @@ class Layout:
     parts: int = 1
     shard_state: bool = False
 
+    @property
+    def _single(self) -> bool:
+        """Whether one device does everything, and jax's defaults are right."""
+        return self.mesh.size == 1
+
+    def slice_of(self, process: int, windows: int) -> slice:
+        """Return the places in a batch that a process reads: those that its devices work off.
+
+        Args:
+          process: its number.
+          windows: of the whole batch.
+        """
+        mine = [i for i, d in enumerate(self.mesh.devices.flat) if d.process_index == process]
+        size = windows // self.mesh.size
+        return slice(mine[0] * size, (mine[-1] + 1) * size)
+
     def place_batch(self, batch: Batch) -> Batch:
-        """Copy a batch to the devices, its windows spread over them."""
-        return jax.device_put(batch, self._sharding(P(_WINDOWS)))
+        """Copy the windows that this process has read to its devices, as a part of the batch."""
+        return self._place(batch, P(_WINDOWS))
 
     def place_everywhere(self, tree: Tree) -> Tree:
-        """Copy arrays to every device."""
-        return jax.device_put(tree, self._sharding(P()))
+        """Copy arrays to every device; all processes have the same."""
+        return self._place(tree, P())
 
     def place_state(self, state: Tree) -> Tree:
-        """Copy a train state to where training leaves it."""
-        return jax.tree.map(lambda x: jax.device_put(x, self._rest(x.shape)), state)
+        """Copy a train state to where training leaves it; all processes have the same."""
+        if jax.process_count() == 1:
+            return jax.tree.map(lambda x: jax.device_put(x, self._rest(x.shape)), state)
+
+        def place(x: Array) -> Array:
+            whole, sharding = np.asarray(x), self._rest(x.shape)
+            assert sharding is not None  # several processes have several devices
+            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+        return jax.tree.map(place, state)
+
+    def local(self, batch: Batch) -> Batch:
+        """Return the windows of a placed batch that lie on this process's devices."""
+        if jax.process_count() == 1:
+            return batch
+        return jax.tree.map(lambda x: x.addressable_data(0), batch)
+
+    def gather(self, state: Tree) -> Tree:
+        """Return the whole state in every process, where it is spread over several; all must ask.
+
+        The memory of one more state on each device is used for as long as the result is.
+        """
+        if jax.process_count() == 1 or not self.shard_state:
+            return state
+        return jax.jit(lambda tree: tree, out_shardings=self._sharding(P()))(state)
+
+    def _place(self, tree: Tree, spec: P) -> Tree:
+        sharding = self._sharding(spec)
+        if sharding is None or jax.process_count() == 1:
+            return jax.device_put(tree, sharding)
+
+        def place(x: Any) -> Any:
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(place(jax.random.key_data(x)))
+            return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+        return jax.tree.map(place, tree)
 
     def constrain_state(self, state: Tree) -> Tree:
         """Say inside a jitted step where its new train state lies."""
-        if self.mesh.size == 1:
+        if self._single:
             return state
         return jax.tree.map(
             lambda x: jax.lax.with_sharding_constraint(x, self._rest(x.shape)), state
@@ -67,7 +122,7 @@ class Layout:
 
     def _sharding(self, spec: P) -> NamedSharding | None:
         """Return where arrays of this kind lie; None, jax's default, if there is one device."""
-        return None if self.mesh.size == 1 else NamedSharding(self.mesh, spec)
+        return None if self._single else NamedSharding(self.mesh, spec)
 
     def _rest(self, shape: tuple[int, ...]) -> NamedSharding | None:
         """Return where an array of the train state lies between steps.
@@ -85,26 +140,57 @@ def make_layout(train: TrainConfig) -> Layout:
     """Lay a training out over the devices that it asks for.
 
     Args:
-      train: `num_devices`, `accumulate` and `shard_state` of it.
+      train: `num_devices`, of every process, `accumulate` and `shard_state` of it.
 
     Raises:
       UserError: there are fewer devices, or they and the parts do not divide the batch.
     """
-    devices = jax.devices()
-    count = train.num_devices or len(devices)
-    if count > len(devices):
+    local = jax.local_devices()
+    count = train.num_devices or len(local)
+    if count > len(local):
         raise UserError(
-            f"train.num_devices is {count}, but jax sees {len(devices)} "
-            f"({devices[0].device_kind}). Ask for at most these, or for 0: all there are."
+            f"train.num_devices is {count}, but jax sees {len(local)} "
+            f"({local[0].device_kind}). Ask for at most these, or for 0: all there are."
         )
-    if train.batch_size % (count * train.accumulate):
+    devices = []
+    for process in range(jax.process_count()):
+        devices += [d for d in jax.devices() if d.process_index == process][:count]
+    if train.batch_size % (len(devices) * train.accumulate):
         raise UserError(
-            f"train.batch_size = {train.batch_size} cannot be divided among {count} devices in "
-            f"{train.accumulate} parts each (train.num_devices, train.accumulate). Choose a "
-            f"multiple of {count * train.accumulate}."
+            f"train.batch_size = {train.batch_size} cannot be divided among {len(devices)} devices "
+            f"in {train.accumulate} parts each (train.num_devices, train.accumulate). Choose a "
+            f"multiple of {len(devices) * train.accumulate}."
         )
-    mesh = Mesh(devices[:count], (_WINDOWS,))
+    mesh = Mesh(devices, (_WINDOWS,))
     return Layout(mesh, parts=train.accumulate, shard_state=train.shard_state)
+
+
+def over_windows(compute: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    """Spread a mean over windows over the devices.
+
+    Args:
+      compute: (parameters, some windows, key, place of the first in the batch) -> pytree of means
+        over these windows.
+      layout: of the training.
+
+    Returns:
+      (parameters, batch, key) -> means over the batch, the same on every device.
+    """
+    if layout.mesh.size == 1:
+        return lambda params, batch, key: compute(params, batch, key, 0)
+
+    def of_device(params: Params, batch: Batch, key: PRNGKey) -> Any:
+        first = jax.lax.axis_index(_WINDOWS) * batch.start.shape[0]
+        return jax.lax.pmean(compute(params, batch, key, first), _WINDOWS)
+
+    # check_vma: the compiled host kernels do not say over which axes their results vary.
+    return jax.shard_map(
+        of_device,
+        mesh=layout.mesh,
+        in_specs=(P(), P(_WINDOWS), P()),
+        out_specs=P(),
+        check_vma=False,
+    )
 
 
 def make_gradient(loss: Loss, layout: Layout) -> Gradient:
@@ -135,18 +221,21 @@ def make_gradient(loss: Loss, layout: Layout) -> Gradient:
         total, _ = jax.lax.scan(add_part, zeros, jnp.arange(layout.parts) * size)
         return jax.tree.map(lambda x: x / layout.parts, total)
 
-    if layout.mesh.size == 1:
-        return lambda params, batch, key: of_windows(params, batch, key, 0)
+    return over_windows(of_windows, layout)
 
-    def of_device(params: Params, batch: Batch, key: PRNGKey) -> Any:
-        first = jax.lax.axis_index(_WINDOWS) * batch.start.shape[0]
-        return jax.lax.pmean(of_windows(params, batch, key, first), _WINDOWS)
 
-    # check_vma: the compiled host kernels do not say over which axes their results vary.
-    return jax.shard_map(
-        of_device,
-        mesh=layout.mesh,
-        in_specs=(P(), P(_WINDOWS), P()),
-        out_specs=P(),
-        check_vma=False,
-    )
+def stated_bytes(program: str) -> dict[str, int]:
+    """Add up what a compiled program says of its collectives; a loop's body counts once.
+
+    Args:
+      program: XLA's text, `jitted.lower(...).compile().as_text()`.
+
+    Returns:
+      Bytes of the results of all-gathers and of all-reduces.
+    """
+    found = {"all-gather": 0, "all-reduce": 0}
+    for result, kind in re.findall(r"= (.*?) (all-gather|all-reduce)(?:-start)?\(", program):
+        for bits, shape in re.findall(r"(?:[fsu](\d+)|pred)\[([\d,]*)\]", result):
+            numbers = [int(number) for number in shape.split(",") if number]
+            found[kind] += int(bits or 8) // 8 * math.prod(numbers)
+    return found

@@ -2,8 +2,8 @@
 
 Everything here depends on the clock or the machine and may differ between two equal runs; what
 must not is in `hdvpd.training.metrics_log`. `timing.jsonl` has a "train" record per log window
-(`steps_per_s`, `particles_per_s`, `data_wait_share`, resident and device memory in MiB) and a
-record per start, compilation, validation and checkpoint with its `seconds`.
+(`steps_per_s`, `particles_per_s`, `data_wait_share`, resident and device memory in MiB, open files
+and threads) and a record per start, compilation, validation and checkpoint with its `seconds`.
 
 A particle is counted once per predicted frame: particles/s = steps/s * batch * horizon * N. The
 data-wait share is the part of a step's time in which the loop stood waiting for the loader.
@@ -56,7 +56,8 @@ class Reporter:
           UserError: TensorBoard is wanted but not installed, or the disk is not writable.
         """
         train = config.train
-        self._particles = train.batch_size * train.horizon * config.model.num_particles
+        particles = train.cloud_size or config.model.num_particles
+        self._particles = train.batch_size * train.horizon * particles
         self._num_steps = train.num_steps
         self._recent: deque[tuple[float, float]] = deque(maxlen=train.log_every)
         self._console = console or Console(highlight=False, markup=False, soft_wrap=True)
@@ -115,7 +116,7 @@ class Reporter:
 
     def show_train(self, step: int, record: Mapping[str, Any]) -> None:
         """Report a log window: a line without a terminal, timing, and event files."""
-        self.write_timing("train", step=step, **self._rates(), **memory_mib())
+        self.write_timing("train", step=step, **self._rates(), **memory_mib(), **held())
         self._write_events(record, "train")
         if self._bar is None:
             loss = record.get("loss")
@@ -127,6 +128,13 @@ class Reporter:
         self._write_events(record, "validation")
         loss = record["loss"]
         self.say(f"step {step}: validation loss {'not finite' if loss is None else f'{loss:.5f}'}")
+
+    def repeat(self, record: Mapping[str, Any]) -> None:
+        """Write a record of the step from which the run resumes to the new event file.
+
+        TensorBoard hides everything from this step on in the files of earlier starts.
+        """
+        self._write_events(record, record["kind"])
 
     def write_timing(self, kind: str, **fields: Any) -> None:
         """Append a record to `timing.jsonl`, with the time of day."""
@@ -179,6 +187,12 @@ def memory_mib() -> dict[str, float]:
         if key in device:
             sizes[name] = device[key] / 2**20
     return {name: round(size, 1) for name, size in sizes.items()}
+
+
+def held() -> dict[str, int]:
+    """Count what a long run must not gather: open files and threads of this process."""
+    counts = {"open_files": "/proc/self/fd", "threads": "/proc/self/task"}
+    return {name: len(os.listdir(folder)) for name, folder in counts.items()}
 
 
 def format_duration(seconds: float) -> str:

@@ -1,22 +1,30 @@
 """A training run in progress: how far it is, what is due, and what has been kept of it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 
 import hdvpd
 from hdvpd.config import Config, SceneSpec
+from hdvpd.data.setup import keep_setup
+from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore, Progress
 from hdvpd.training.metrics_log import MetricsLog, Record
-from hdvpd.training.reporting import Reporter
+from hdvpd.training.preflight import try_checkpoint, try_parts
+from hdvpd.training.processes import Team
+from hdvpd.training.reporting import Reporter, save_first_batch
 from hdvpd.training.run_folder import RunFolder, config_identity, library_versions
+from hdvpd.training.saving import BackgroundSaver, Saved
+from hdvpd.types import Batch
 
 Validate = Callable[[Any], Mapping[str, float] | None]
+Windows = Sequence[tuple[int, int]]
 
 
 class Session:
@@ -29,6 +37,7 @@ class Session:
       step: steps done.
       report: talks to the user.
       log: `metrics.jsonl`.
+      team: processes that train together.
     """
 
     def __init__(
@@ -38,22 +47,30 @@ class Session:
         scene: SceneSpec,
         store: CheckpointStore,
         progress: Progress,
+        team: Team | None = None,
+        gather: Callable[[Any], Any] = lambda state: state,
     ) -> None:
         """Open the run folder's files.
 
         Args:
-          path: the run folder.
+          path: the run folder; a folder that is thrown away in processes but the primary.
           config: of the run.
           scene: what the model knows of the data set.
           store: checkpoints of the run.
           progress: where it stands, from `new_progress` or a checkpoint.
+          team: processes that train together; None is this one alone.
+          gather: gives the whole state where it is spread over them; all must ask.
         """
-        self._config, self._store, self._dataset = config, store, progress["dataset"]
+        self._path, self._config = path, config
+        self._store, self._dataset = store, progress["dataset"]
+        self.team, self._gather = team or Team(), gather
         self.step: int = progress["next_batch"]
         self._saved = self.step if self.step in store.steps() else None
         self._verified = False
+        self._saver = BackgroundSaver(store)
         # First what may be refused, so that a new run's folder is still empty then.
-        self.report = Reporter(path, config, start_step=self.step)
+        console = None if self.team.primary else Console(quiet=True)
+        self.report = Reporter(path, config, start_step=self.step, console=console)
         self._texts = RunFolder(path).describe(config, scene, dataset_identity=self._dataset)
         self.log = MetricsLog(
             path / "metrics.jsonl",
@@ -61,33 +78,79 @@ class Session:
             step=self.step,
             window=progress["window"],
         )
+        for record in self.log.resumed:
+            self.report.repeat(record)
 
     def close(self) -> None:
-        """Close the files."""
+        """End the save under way, whatever else went wrong, and close the files."""
+        failure = self._saver.close()
+        if failure is not None:
+            self.report.say(f"a checkpoint was not saved: {failure}")
         self.log.close()
         self.report.close()
 
+    def begin(self, dataset: Dataset, batch: Batch | None) -> None:
+        """Keep what a start leaves in the run folder beside its numbers.
+
+        Args:
+          dataset: that is trained on.
+          batch: windows of the first batch, for a picture; None if nothing is left to train.
+        """
+        if not self.team.primary:
+            return
+        if batch is not None and self.step == 0:
+            save_first_batch(self._path / "first_batch.png", batch)
+        keep_setup(self._path, dataset)
+
+    def preflight(self, parts: Mapping[str, Callable[[], Any]], state: Any) -> None:
+        """Try what is ahead before it begins.
+
+        Args:
+          parts: as in `hdvpd.training.preflight.try_parts`; all processes must try them.
+          state: the train state.
+
+        Raises:
+          UserError: memory or disk do not suffice.
+        """
+        train, existing = self._config.train, len(self._store.steps())
+        try_parts(parts, self.report, train, self.step)
+        whole = self._gather(state)
+        self.team.together(
+            lambda: (
+                try_checkpoint(self._path, whole, self.report, train, existing)
+                if self.team.primary
+                else None
+            )
+        )
+
     def count(
-        self, metrics: Mapping[str, np.ndarray], *, seconds: float, data_wait_s: float
+        self,
+        metrics: Mapping[str, np.ndarray],
+        *,
+        windows: Windows,
+        seconds: float,
+        data_wait_s: float,
     ) -> None:
         """Take up a finished step.
 
         Args:
           metrics: of the step, on the host.
+          windows: episode and first frame of all windows of its batch.
           seconds: its duration.
           data_wait_s: the part of it spent waiting for the loader.
 
         Raises:
-          UserError: too many steps in a row were not finite.
+          UserError: too many steps in a row were not finite, or a checkpoint could not be saved.
         """
         self.step += 1
-        self.log.add(self.step, metrics)
+        self.log.add(self.step, metrics, windows)
         self.report.count_step(
             self.step, float(metrics["loss"]), seconds=seconds, data_wait_s=data_wait_s
         )
         if self.step % self._config.train.log_every == 0:
             self.report.show_train(self.step, self.log.write_train(self.step))
-        self._check_skipped(int(metrics["nonfinite"]), int(metrics["nonfinite_in_row"]))
+        self._check_skipped(int(metrics["nonfinite"]), int(metrics["nonfinite_in_row"]), windows)
+        self._report_saved(self._saver.finished())
 
     def do_due(self, state: Any, validate: Validate) -> None:
         """Validate and save, if this step is one to do so and it has not been done.
@@ -117,22 +180,41 @@ class Session:
             if self._config.train.validate_every:
                 self._validate(state, validate, end_of_run=True)
         self.save(state, progress)
+        self._report_saved(self._saver.finished(wait=True))
         run = self._store.path.parent
         advice = f"; continue with hdvpd train --resume {run}" if interrupted else ""
         self.report.say(f"step {self.step} is saved in {self._store.path}{advice}")
 
     def save(self, state: Any, progress: Progress | None = None) -> None:
-        """Save a checkpoint, unless this step has one; the first of a start is read back."""
-        if self._saved == self.step:
+        """Begin to save a checkpoint, unless this step has one; the first of a start is read back.
+
+        Raises:
+          UserError: the checkpoint before it could not be saved.
+        """
+        if self.team.from_primary(int(self._saved == self.step)):
+            return
+        state = self._gather(state)
+        if not self.team.primary:
             return
         self.log.sync()
-        with self.report.timed("checkpoint", step=self.step):
-            self._store.save(
-                self.step, state, progress=progress or self._progress(), files=self._texts
-            )
-            if not self._verified:
-                self._store.verify(self.step, state)
+        before = self._saver.save(
+            self.step,
+            state,
+            progress=progress or self._progress(),
+            files=self._texts,
+            verify=not self._verified,
+        )
+        self._report_saved(before)
         self._saved, self._verified = self.step, True
+
+    def _report_saved(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self.report.write_timing(
+                "checkpoint",
+                step=saved.step,
+                seconds=round(saved.seconds, 3),
+                waited_s=round(saved.waited_s, 3),
+            )
 
     def _progress(self) -> Progress:
         return new_progress(self._dataset) | {
@@ -142,7 +224,7 @@ class Session:
         }
 
     def _validate(self, state: Any, validate: Validate, *, end_of_run: bool = False) -> None:
-        if self.log.has_validation(self.step):
+        if self.team.from_primary(int(self.log.has_validation(self.step))):
             return
         begin = time.perf_counter()
         metrics = validate(state.params)
@@ -152,12 +234,14 @@ class Session:
             record = self.log.write_validation(self.step, metrics, end_of_run=end_of_run)
             self.report.show_validation(self.step, record)
 
-    def _check_skipped(self, skipped: int, in_row: int) -> None:
+    def _check_skipped(self, skipped: int, in_row: int, windows: Windows) -> None:
         if not skipped:
             return
         limit = self._config.train.max_nonfinite
-        self.report.say(f"step {self.step}: loss or gradient is not finite, step skipped")
+        read = ", ".join(f"episode {episode} from frame {start}" for episode, start in windows)
+        self.report.say(f"step {self.step}: loss or gradient is not finite, step skipped ({read})")
         if in_row >= limit:
+            self._report_saved(self._saver.finished(wait=True))
             raise UserError(
                 f"Loss or gradient was not finite in {in_row} steps in a row, up to step "
                 f"{self.step} (train.max_nonfinite = {limit}), so the run stops. Checkpoints "

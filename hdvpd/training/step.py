@@ -15,7 +15,7 @@ from flax import nnx
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, learning_rate
-from hdvpd.training.parallel import Layout, make_gradient, make_layout
+from hdvpd.training.parallel import Layout, make_gradient, make_layout, over_windows
 from hdvpd.types import Array, Batch, Int, PRNGKey, pytree
 
 Params = Any
@@ -131,17 +131,27 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def make_validate(graphdef: nnx.GraphDef) -> Callable[[Params, Batch, jax.Array], Metrics]:
+def make_validate(
+    graphdef: nnx.GraphDef, layout: Layout | None = None
+) -> Callable[[Params, Batch, jax.Array], Metrics]:
     """Return the jitted validation loss of a batch, total and per predicted step.
 
     Rays are uniform over the pixels, so that losses of runs with other `train.moving_ray_weight`
     can be compared.
+
+    Args:
+      graphdef: of the model.
+      layout: spreads the windows over its devices; None lets every device compute all of them.
     """
 
-    def validate(params: Params, batch: Batch, key: jax.Array) -> Metrics:
+    def validate(
+        params: Params, batch: Batch, key: jax.Array, first_window: Int[Array, ""] | int
+    ) -> Metrics:
         model = merge_model(graphdef, params)
-        per_step = jnp.asarray(model.loss(batch, key, scored=True))
+        per_step = jnp.asarray(model.loss(batch, key, scored=True, first_window=first_window))
         metrics = {"loss": jnp.mean(per_step)}
         return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
 
-    return jax.jit(validate)
+    if layout is None:
+        return jax.jit(lambda params, batch, key: validate(params, batch, key, 0))
+    return jax.jit(over_windows(validate, layout))

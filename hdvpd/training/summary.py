@@ -69,7 +69,8 @@ def print_summary(config: Config, *, all_members: bool = False) -> None:
     print(
         f"\n{scene.num_robot_points} kinematic points and {num_cameras} cameras, {source}."
         f"\nMemory is of one training step: batch {train.batch_size}, {train.horizon} predicted"
-        f" steps, {config.model.num_particles} particles,\non {jax.default_backend()}: what the"
+        f" steps, {train.cloud_size or config.model.num_particles} particles,"
+        f"\non {jax.default_backend()}: what the"
         " backward pass needs of the forward pass, before the compiler's\nsavings and workspace."
     )
 
@@ -221,7 +222,8 @@ def training_memory(config: Config, scene: SceneSpec, num_cameras: int) -> Memor
         residual_bytes(_loss(_with_remat(config, remat), scene), params, batch)
         for remat in (False, True)
     )
-    size, particles = config.train.batch_size, config.model.num_particles
+    size = config.train.batch_size
+    particles = config.train.cloud_size or config.model.num_particles
     clouds = [
         jax.ShapeDtypeStruct((size, 2, particles, width), jnp.float32)
         for width in (3, config.model.feature_dim)

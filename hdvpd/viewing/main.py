@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.errors import UserError, how_to_install
+from hdvpd.viewing.rollouts import RolloutSource
 from hdvpd.viewing.runs import RunSource
 from hdvpd.viewing.sources import AbstractSource, DatasetSource
+from hdvpd.world.outputs import ROLLOUT_FILE
 
 
 def require(module: str, extra: str, purpose: str) -> None:
@@ -29,19 +31,21 @@ def open_source(path: Path, **chosen: Any) -> AbstractSource:
     """Open whatever a folder holds.
 
     Args:
-      path: of a run or of a data set, or the name of a run in `runs/`.
+      path: of a run, of a data set or of a rollout, or the name of a run in `runs/`.
       **chosen: of a run: see `RunSource`.
 
     Raises:
-      UserError: the folder holds neither, or is damaged.
+      UserError: the folder holds none of them, or is damaged.
     """
+    if (path / ROLLOUT_FILE).is_file():
+        return RolloutSource(path)
     if (path / "dataset.json").is_file() and not (path / "config.toml").is_file():
         return DatasetSource(path)
     if any((folder / "config.toml").is_file() for folder in (path, Path("runs") / path)):
         return RunSource(path, **chosen)
     raise UserError(
         f"{path} is neither the folder of a run (it has no config.toml) nor a data set (it has no "
-        "dataset.json). Name one, such as runs/demo or data/demo."
+        f"dataset.json) nor a rollout (it has no {ROLLOUT_FILE}). Name one, such as runs/demo."
     )
 
 

@@ -1,13 +1,9 @@
 """Recordings of a run: its model's rollouts of recorded or of one's own actions."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
-from flax import nnx
 
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
@@ -16,21 +12,19 @@ from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, select
 from hdvpd.encoders.particles import white_targets
 from hdvpd.errors import UserError
 from hdvpd.eval import find_runs
-from hdvpd.evaluation.metrics import score_frame
 from hdvpd.evaluation.videos import to_uint8
-from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore
-from hdvpd.types import Array, Batch, Camera, Float, ParticleCloud, RgbdFrames, UInt8
+from hdvpd.types import Array, Batch, Camera, Float, RgbdFrames
 from hdvpd.viewing.editing import Edit
-from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Particles, Recording, bones
-from hdvpd.viewing.sources import AbstractSource, seen_particles
+from hdvpd.viewing.models import ModelSource, cameras_of, scores
+from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Recording, bones
+from hdvpd.viewing.sources import seen_particles
 from hdvpd.world.actions import read_actions
-from hdvpd.world.base import World
-from hdvpd.world.future import Future, RenderCloud
+from hdvpd.world.future import Future
 from hdvpd.world.loading import load
 
 
-class RunSource(AbstractSource):
+class RunSource(ModelSource):
     """Windows of a data set, rolled out by a run's model.
 
     Before a training has written its first checkpoint, the windows are shown without prediction.
@@ -38,7 +32,6 @@ class RunSource(AbstractSource):
     Attributes:
       folder: of the run.
       config: it is trained with.
-      world: the model, or None before the first checkpoint.
       watched: whether the newest checkpoint is to be followed.
     """
 
@@ -61,15 +54,13 @@ class RunSource(AbstractSource):
         Raises:
           UserError: run, checkpoint, data set or actions are missing, damaged or do not fit.
         """
+        super().__init__()
         (self.folder,) = find_runs([folder]).values()
         self.name = str(folder)
         self.config: Config = load_config(str(self.folder / "config.toml"))
-        self.world: World | None = None
         if checkpoint_step is not None or self.newest() is not None or not self.in_training():
             self.world = load(self.folder, checkpoint_step)
         self.watched = checkpoint_step is None
-        self._paint: Callable[..., Any] | None = None
-        self._draw: RenderCloud | None = None
         self.dataset = Dataset(self.config.data.path)
         self._length = OBSERVED_FRAMES + (steps or self.config.eval.num_steps)
         self._plans: tuple[np.ndarray | None, ...] = ()
@@ -81,7 +72,7 @@ class RunSource(AbstractSource):
             self._plans = (None,) * len(self.windows)
         else:
             self.windows = [(episode, start)] * (1 + len(actions))
-            self._plans = (None, *(read_actions(file, self._trained.robot) for file in actions))
+            self._plans = (None, *(read_actions(file, self.trained.robot) for file in actions))
         self.episodes = tuple(number for number, _ in self.windows)
         what = [None] * len(self.windows) if episode is None else [None, *actions]
         self.titles = tuple(map(self._title, self.windows, what))
@@ -90,12 +81,6 @@ class RunSource(AbstractSource):
         number, start = window
         title = f"episode {number} from frame {start}, {self.dataset.episode(number).task}"
         return title if actions is None else f"{title}: {actions.name}"
-
-    @property
-    def _trained(self) -> World:
-        if self.world is None:
-            raise UserError(f"{self.name} has no checkpoint yet; wait for the first one.")
-        return self.world
 
     def newest(self) -> int | None:
         """Return the step of the newest checkpoint, or None."""
@@ -140,21 +125,16 @@ class RunSource(AbstractSource):
         batch = read_window(self.dataset, number, start, self._length, self.config.data)
         layers = {
             TRUTH: self._truth(batch),
-            PREDICTION: self._predicted(future, batch.frames.camera),
+            PREDICTION: self.predicted(future, batch.frames.camera),
         }
         ssim = scores(layers[PREDICTION].rgb, layers[TRUTH].rgb)
         return self._recording(index, batch.frames.camera, batch.robot.positions, layers, ssim)
 
     def _imagined(self, index: int, future: Future) -> Recording:
-        camera = _cameras(future)
-        layers = {PREDICTION: self._predicted(future, camera)}
+        camera = cameras_of(future)
+        layers = {PREDICTION: self.predicted(future, camera)}
         robot = np.concatenate([future.start.robot.positions, future.robot.positions])
         return self._recording(index, camera, robot, layers)
-
-    def _predicted(self, future: Future, camera: Camera) -> Layer:
-        model, self._draw = self._trained.model, future.render_cloud
-        self._paint = self._paint or make_painter(model)
-        return predicted_layer(future, camera, functools.partial(self._paint, nnx.state(model)))
 
     def _recording(
         self, index: int, camera: Camera, robot: Float[Array, "t p 3"],
@@ -185,99 +165,3 @@ class RunSource(AbstractSource):
             to_uint8(white),
             np.asarray(frames.depth_m, np.float32),
         )
-
-    def render(
-        self, recording: Recording, time: int, camera_to_world: Float[np.ndarray, "4 4"], fov: float
-    ) -> UInt8[np.ndarray, "h w 3"]:
-        """Render the prediction from a new place, at the size of the run's images."""
-        if PREDICTION not in recording.layers:
-            raise UserError(f"{self.name} has no prediction yet; wait for the first checkpoint.")
-        particles, (height, width) = recording.layers[PREDICTION].particles, self._trained.size
-        focal = height / 2 / np.tan(fov / 2)
-        lens = [[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]]
-        camera = Camera(np.asarray(lens, np.float32), np.asarray(camera_to_world, np.float32))
-        assert particles.features is not None
-        cloud = ParticleCloud(
-            particles.positions[time], particles.features[time], particles.mask[time]
-        )
-        assert self._draw is not None
-        return self._draw(cloud, camera, (height, width)).rgb
-
-
-def _cameras(future: Future) -> Camera:
-    """Return the cameras of every time, axes (t v): those of the observed times stand still."""
-    steps = []
-    for name, camera in future.start.cameras.items():
-        steps.append([camera] * OBSERVED_FRAMES + future.cameras_over_time(name, len(future)))
-    times = [jax.tree.map(lambda *x: np.stack(x), *views) for views in zip(*steps, strict=True)]
-    return jax.tree.map(lambda *x: np.stack(x), *times)
-
-
-def predicted_layer(
-    future: Future, camera: Camera, paint: Callable[[ParticleCloud], Float[Array, "n 3"]]
-) -> Layer:
-    """Render a future, and the observed times before it as the model sees them.
-
-    Args:
-      future: of one plan.
-      camera: axes (t v).
-      paint: colours of a cloud's particles, in [0, 1].
-
-    Returns:
-      Particles and images of every time.
-    """
-    start, number = future.start, range(len(future))
-    steps = [jax.tree.map(lambda x, s=s: np.asarray(x)[s], future.clouds) for s in number]
-    clouds = [start.previous, start.current, *steps]
-    times, views = camera.intrinsics.shape[:2]
-    images = [
-        [
-            future.render_cloud(
-                clouds[t], jax.tree.map(lambda x, t=t, v=v: x[t, v], camera), start.size
-            )
-            for v in range(views)
-        ]
-        for t in range(times)
-    ]
-    particles = Particles(
-        positions=np.stack([np.asarray(cloud.positions) for cloud in clouds]),
-        colors=np.stack([to_uint8(paint(cloud)) for cloud in clouds]),
-        features=np.stack([np.asarray(cloud.features) for cloud in clouds]),
-        mask=np.stack([np.asarray(cloud.mask) for cloud in clouds]),
-        age=np.maximum(np.arange(len(clouds)) - 1, 0).astype(np.int32),
-        tracked=True,
-    )
-    return Layer(
-        particles,
-        np.stack([np.stack([image.rgb for image in row]) for row in images]),
-        np.stack([np.stack([image.depth_m for image in row]) for row in images]),
-    )
-
-
-def make_painter(example: Model) -> Callable[..., Float[Array, "n 3"]]:
-    """Compile what gives particles the colours of the model's radiance field.
-
-    Args:
-      example: one of the models that share it; parameters are arguments.
-
-    Returns:
-      From parameters and cloud to colours in [0, 1].
-    """
-    graphdef = nnx.graphdef(example)
-
-    @jax.jit
-    def paint(params: Any, cloud: ParticleCloud) -> Float[Array, "n 3"]:
-        return nnx.merge(graphdef, params).renderer.particle_colors(cloud)
-
-    return paint
-
-
-def scores(
-    images: UInt8[np.ndarray, "t v h w 3"], truth: UInt8[np.ndarray, "t v h w 3"]
-) -> Float[np.ndarray, "t v"]:
-    """Compute the SSIM of every image."""
-    nothing = np.zeros(images.shape[2:4], bool)  # which pixels move is not asked here
-    pairs = zip(images / 255.0, truth / 255.0, strict=True)
-    return np.asarray(
-        [[score_frame(a, b, nothing).ssim for a, b in zip(*pair, strict=True)] for pair in pairs]
-    )

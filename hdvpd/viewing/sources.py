@@ -9,11 +9,11 @@ import numpy as np
 
 from hdvpd.config import DataConfig
 from hdvpd.data.arrays import LINKS
+from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.encoders.particles import visible_points
 from hdvpd.errors import UserError
-from hdvpd.kinematics import kinematic_points
 from hdvpd.types import Float, RgbdFrames, UInt8
 from hdvpd.viewing.editing import Edit, edit_particles
 from hdvpd.viewing.recording import TRUTH, Layer, Particles, Recording, bones, pack

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,11 @@ class World:
             name: _scaled(self.setup.cameras[name], self.setup.sizes[name], self.size)
             for name in chosen
         }
+
+    @property
+    def workspace(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lower and upper corner of the box that is modelled [m]."""
+        return tuple(self.scene.workspace_min), tuple(self.scene.workspace_max)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -264,20 +271,18 @@ class World:
         count = planned.positions.shape[0]
         observed = jax.tree.map(lambda x: np.repeat(x[None], count, axis=0), state.robot)
         robot = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), observed, planned)
-        pieces = []
-        for first in range(0, count, chunk):
+
+        def piece(first: int) -> ParticleCloud:
             # The last chunk is filled up with its last plan, so that all have one shape.
             rows = np.minimum(np.arange(first, first + chunk), count - 1)
-            key = self._keys(state.episode, state.start, seed)[1]  # the same draws for every plan
-            piece = self._rollout(
-                self._params, state.previous, state.current,
-                jax.tree.map(lambda x, rows=rows: x[rows], robot), key,
-            )  # fmt: skip
-            real = min(chunk, count - first)
-            kept = (
-                piece if features else dataclasses.replace(piece, features=piece.features[..., :0])
-            )
-            pieces.append(jax.tree.map(lambda x, real=real: np.asarray(x[:real]), kept))
+            some = jax.tree.map(lambda x: x[rows], robot)
+            key = self.keys(state.episode, state.start, seed)[1]  # the same draws for every plan
+            cloud = self._rollout(self._params, state.previous, state.current, some, key)
+            if not features:
+                cloud = dataclasses.replace(cloud, features=cloud.features[..., :0])
+            return jax.tree.map(lambda x: np.asarray(x[: min(chunk, count - first)]), cloud)
+
+        pieces = _in_parallel(piece, range(0, count, chunk))
         clouds = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
         if single:
             clouds, planned = (jax.tree.map(lambda x: x[0], tree) for tree in (clouds, planned))
@@ -323,7 +328,7 @@ class World:
         source: tuple[int, int],
         seed: int | None,
     ) -> State:
-        keys = jax.random.split(self._keys(*source, seed)[0], OBSERVED_FRAMES)
+        keys = jax.random.split(self.keys(*source, seed)[0], OBSERVED_FRAMES)
         clouds = [
             jax.tree.map(
                 np.asarray,
@@ -347,7 +352,7 @@ class World:
             start=source[1],
         )
 
-    def _keys(self, episode: int, start: int, seed: int | None) -> tuple[Any, Any]:
+    def keys(self, episode: int, start: int, seed: int | None = None) -> tuple[Any, Any]:
         """Return the keys of encoder and dynamics: those of an evaluation of the same window."""
         key = jax.random.key(self.config.eval.seed if seed is None else seed)
         encode, roll = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, episode), start))
@@ -362,6 +367,17 @@ def _colors(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "n 3"
     positions = np.asarray(cloud.positions)
     colors = particle_colors(positions, rgb, np.asarray(frames.depth_m), cameras)
     return to_uint8(np.where(cloud.mask[:, None], colors, 0.0))
+
+
+def _in_parallel(piece: Callable[[int], ParticleCloud], firsts: range) -> list[ParticleCloud]:
+    """Compute pieces of a batch: on CPU one per core, as one by itself does not keep all busy."""
+    first, *others = firsts
+    done = [piece(first)]  # alone, so that it is compiled once
+    workers = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    if workers == 1 or len(others) < 2:
+        return done + [piece(other) for other in others]
+    with ThreadPoolExecutor(workers) as pool:
+        return done + list(pool.map(piece, others))
 
 
 def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> None:

@@ -51,7 +51,7 @@ def roll_out(
     Raises:
       UserError: something does not fit; nothing is written then.
     """
-    _require_free(out)
+    require_free(out)
     world = load(run, checkpoint_step)
     dataset = Dataset(data or world.config.data.path)
     # What may be refused comes before what takes long.
@@ -65,13 +65,14 @@ def roll_out(
         for k, order in enumerate(orders)
     ]
     about = {
-        "run": str(world.folder),
+        "run": str(world.folder.resolve()),
         "checkpoint": world.step,
         "data": str(dataset.path),
         "episode": episode,
         "start": start,
+        "rate_hz": dataset.rate_hz,
     }
-    with _replacing(out) as staging:
+    with replacing(out) as staging:
         for plan in plans:
             write_plan(plan, staging / plan.name, dataset.rate_hz)
         write_index(staging, plans, about)
@@ -146,8 +147,12 @@ def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int
     )
 
 
-def _require_free(out: Path) -> None:
-    """Refuse a folder that holds anything but an earlier rollout."""
+def require_free(out: Path) -> None:
+    """Refuse a folder that holds anything but an earlier rollout.
+
+    Raises:
+      UserError: it does.
+    """
     if out.exists() and not (
         out.is_dir() and ((out / "rollout.json").is_file() or not any(out.iterdir()))
     ):
@@ -157,7 +162,7 @@ def _require_free(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
+def replacing(out: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `out` when the block ends well, and vanishes if not."""
     staging = out.with_name(f".partial-{out.name}-{os.getpid()}")
     with files.explain_write_errors(out, _REMEDY):

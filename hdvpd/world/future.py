@@ -146,7 +146,7 @@ class Future:
                 )
             views = self.cameras_over_time(camera, len(self))
             each = [
-                self.render_cloud(self._cloud(step), view, size or self.start.size)
+                self.render_cloud(self.cloud(step), view, size or self.start.size)
                 for step, view in enumerate(views)
             ]
         return Images(*(np.stack([getattr(e, f.name) for e in each]) for f in _FIELDS))
@@ -211,7 +211,7 @@ class Future:
         """
         if self.plans is not None:
             raise UserError("Several plans end in several states: choose one with future[k].")
-        previous = self.start.current if len(self) == 1 else self._cloud(len(self) - 2)
+        previous = self.start.current if len(self) == 1 else self.cloud(len(self) - 2)
         points = np.concatenate([self.start.robot.positions[1:], self.robot.positions])
         gripper = np.concatenate([self.start.robot.gripper[1:], self.robot.gripper])
         joints, targets = self.start.joints, self.joint_targets
@@ -221,7 +221,7 @@ class Future:
         return dataclasses.replace(
             self.start,
             previous=previous,
-            current=self._cloud(len(self) - 1),
+            current=self.cloud(len(self) - 1),
             robot=RobotPoints(points[-2:], gripper[-2:]),
             joints=joints,
             cameras={name: self.cameras_over_time(name, len(self))[-1] for name in names},
@@ -229,7 +229,8 @@ class Future:
             start=self.start.start + len(self),
         )
 
-    def _cloud(self, step: int) -> ParticleCloud:
+    def cloud(self, step: int) -> ParticleCloud:
+        """Return the particles of one step of a single plan."""
         clouds = self.clouds
         return ParticleCloud(
             np.asarray(clouds.positions)[step],

@@ -15,12 +15,13 @@ from hdvpd.evaluation.curves import DEPTH_METRICS, METRICS
 from hdvpd.evaluation.videos import enlarge, frames_per_second, splat_particles, write_video
 from hdvpd.reporting.tables import Table
 from hdvpd.types import UInt8
+from hdvpd.world import saving
 from hdvpd.world.future import Future, Images
 from hdvpd.world.truth import Truth
 
 DEPTH_UNIT_M = 1e-3
 """Metres per unit of the depth pictures, which hold up to 65 m."""
-ROLLOUT_FILE = "rollout.json"
+ROLLOUT_FILE, STATE_FILE, TRUTH_FILE = "rollout.json", "state.npz", "truth.npz"
 _PANEL_HEIGHT = 288
 _BLOCK = 16
 _GAP = 4
@@ -56,7 +57,7 @@ def write_plan(plan: Plan, folder: Path, rate_hz: float) -> None:
       plan: rolled out.
       folder: is made; gets video.mp4, video.jpg, `<camera>/rgb-00.png`, `<camera>/depth-00.png`
         (16 bit, millimetres), particles.npz, `particles-00.ply`, and where truth exists
-        metrics.csv and metrics.md.
+        truth.npz, metrics.csv and metrics.md.
       rate_hz: control steps per second.
 
     Raises:
@@ -75,6 +76,12 @@ def write_plan(plan: Plan, folder: Path, rate_hz: float) -> None:
             iio.imwrite(folder / camera / f"depth-{step:02d}.png", depth.astype(np.uint16))
     plan.future.save(folder / "particles.npz")
     plan.future.save(folder / "particles.ply")
+    if plan.truth is not None:
+        camera = plan.truth.camera
+        arrays = {"rgb": plan.truth.rgb, "depth_m": plan.truth.depth_m}
+        arrays["intrinsics"] = np.asarray(camera.intrinsics)
+        arrays["camera_to_world"] = np.asarray(camera.camera_to_world)
+        saving.write_npz(folder / TRUTH_FILE, "truth", arrays, {})
     if plan.scores:
         table = metrics_table(plan)
         (folder / "metrics.csv").write_text(table.csv(), encoding="utf-8")
@@ -125,13 +132,15 @@ def mean_table(plan: Plan) -> Table:
 
 
 def write_index(folder: Path, plans: Sequence[Plan], about: Mapping[str, Any]) -> None:
-    """Write index.html with all plans side by side, and rollout.json.
+    """Write index.html with all plans side by side, and what `hdvpd view` reads.
 
     Args:
-      folder: that holds a folder per plan.
-      plans: in the order of the page.
-      about: plain values that say what was rolled out.
+      folder: that holds a folder per plan; gets rollout.json and state.npz too.
+      plans: in the order of the page, all from one state.
+      about: plain values that say what was rolled out; `run`, `checkpoint` and `rate_hz` are read
+        again by the viewer.
     """
+    plans[0].future.start.save(folder / STATE_FILE)
     told = ", ".join(f"{key} {value}" for key, value in about.items())
     shown = []
     for plan in plans:

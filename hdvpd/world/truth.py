@@ -47,7 +47,16 @@ def read_truth(world: World, dataset: Dataset, episode: int, start: int, steps: 
       UserError: the episode is too short, or damaged.
     """
     batch = read_window(dataset, episode, start, OBSERVED_FRAMES + steps, world.config.data)
-    frames: RgbdFrames = batch.frames
+    return truth_of(world, batch.frames)
+
+
+def truth_of(world: World, frames: RgbdFrames) -> Truth:
+    """Paint frames, axes (f v), white where the model can show nothing.
+
+    Args:
+      world: whose rollouts are to be compared.
+      frames: the two observed ones first, at the model's size.
+    """
     box = world.scene.workspace_min, world.scene.workspace_max
     _, visible = visible_points(frames.depth_m, frames.camera, *box, world.config.render.far)
     seen = np.asarray(visible)

@@ -34,4 +34,4 @@ class LearnedDiffusion(AbstractLearnedMask[SymmetricPart]):
 
     def mask(self, parameters: Float[JaxArray, "1"], plan: SymmetricPart) -> DiffusionMask:
         """Return the diffusion of this time."""
-        return diffusion_mask(plan, parameters[0], "walk", largest_time=self.max_time)
+        return diffusion_mask(plan, parameters[0], self.max_time)

@@ -1,18 +1,18 @@
-"""The one interface of every mask, and the sum of two."""
+"""The one interface of every mask."""
 
 import abc
 
 import jax.numpy as jnp
 
 from hdvpd.errors import UserError
-from hdvpd.types import Array, Float, pytree
+from hdvpd.types import Array, Float
 
 
 class AbstractMask(abc.ABC):
     """A matrix M over pairs of tokens with a product that never forms it.
 
     Masks are pytrees of their parameters and of the structure that was prepared for the product, so
-    that they pass through jit, vmap and grad. `first + second` is their sum.
+    that they pass through jit, vmap and grad.
 
     Raises:
       UserError: the mask has no tokens.
@@ -52,46 +52,3 @@ class AbstractMask(abc.ABC):
             return jnp.zeros_like(x)
         largest = jnp.abs(self @ x).max(0, keepdims=True)
         return jnp.broadcast_to(self.noise * largest, x.shape)
-
-    def __add__(self, other: "AbstractMask") -> "AbstractMask":
-        return SumMask(self, other)
-
-
-@pytree
-class SumMask(AbstractMask):
-    """M = M_1 + M_2, also written `first + second`.
-
-    Attributes:
-      first: M_1.
-      second: M_2.
-
-    Raises:
-      UserError: the two differ in size.
-    """
-
-    first: AbstractMask
-    second: AbstractMask
-
-    def __post_init__(self) -> None:
-        if self.first.num_tokens != self.second.num_tokens:
-            raise UserError(
-                f"sum of masks over {self.first.num_tokens} and {self.second.num_tokens} tokens: "
-                "both must have the same number."
-            )
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows and columns of M."""
-        return self.first.num_tokens
-
-    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
-        """Return M x."""
-        return self.first @ x + self.second @ x
-
-    def dense(self) -> Float[Array, "t t"]:
-        """Return M."""
-        return self.first.dense() + self.second.dense()
-
-    def rounding_error(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
-        """Add the parts' rounding errors."""
-        return self.first.rounding_error(x) + self.second.rounding_error(x)

@@ -69,6 +69,8 @@ class PairEvidence:
       in_front: share of the shared points that the other camera looked through.
       footprint_m: width of a recorded pixel at the depth of the shared points, median [m].
       spacing_m: the same for a pixel of the thinned images that were compared [m].
+      drift_m: how far registration would move one camera's points as seen by the other, if that is
+        clearly a better place [m]; 0 if it is not, or was not asked.
     """
 
     cameras: tuple[str, str]
@@ -79,6 +81,7 @@ class PairEvidence:
     in_front: float
     footprint_m: float
     spacing_m: float
+    drift_m: float = 0.0
 
     @property
     def median_limit_m(self) -> float:
@@ -91,12 +94,18 @@ class PairEvidence:
         return max(limits.P95_M, limits.P95_SPACINGS * self.spacing_m)
 
     @property
+    def drift_limit_m(self) -> float:
+        """Largest drift that passes [m]."""
+        return max(limits.DRIFT_M, limits.DRIFT_SPACINGS * self.spacing_m)
+
+    @property
     def excess(self) -> float:
-        """Largest of the three numbers relative to its limit; above 1 fails."""
+        """Largest of the four numbers relative to its limit; above 1 fails."""
         return max(
             self.median_m / self.median_limit_m,
             self.p95_m / self.p95_limit_m,
             self.in_front / limits.FRONT_SHARE,
+            self.drift_m / self.drift_limit_m,
         )
 
     @property

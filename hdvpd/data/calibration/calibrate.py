@@ -15,7 +15,9 @@ from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.clouds import Backend
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.images import sentinel
+from hdvpd.data.calibration.robot_fit import describe_robot_fit
 from hdvpd.data.calibration.views import Moment, View
+from hdvpd.data.calibration.wording import alternatives
 from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections, Flip
 from hdvpd.errors import UserError
 from hdvpd.reporting import files
@@ -124,7 +126,11 @@ def corrections_of(report: Report) -> tuple[Corrections, str]:
     for name, shift in lags.items():
         found = cameras.get(name, CameraCorrection())
         cameras[name] = dataclasses.replace(found, lag_s=shift.lag / report.rate_hz)
-    return Corrections(cameras), "" if cameras else "what fails is no matter of calibration"
+    pose, joints = np.eye(4), {}
+    if report.found.robot and report.found.diagnosis is None and report.found.estimate is None:
+        pose, joints = report.found.robot[0].pose, report.found.robot[0].joints
+    found = Corrections(cameras, pose, joints)
+    return found, "" if found else "what fails is no matter of calibration"
 
 
 def _pairs(report: Report) -> list[tuple[Moment, Moment]]:
@@ -233,6 +239,9 @@ def lines(result: Calibration, path: Path, out: Path | None) -> list[str]:
         for name, c in result.corrections.cameras.items()
         if c.lag_s
     ]
+    if result.corrections.moves_robot:
+        said.append(f"robot: {describe_robot_fit(result.before.found.robot[0])}")
+    said += alternatives(result.before)
     where = f"a corrected copy: {out}" if out else f"{path / FILE_NAME}; every reader applies it"
     verdict = "" if result.after is None else f" The check then says {result.after.verdict}."
     return [*said, f"Wrote {where}.{verdict}"]

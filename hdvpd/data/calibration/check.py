@@ -13,16 +13,19 @@ import numpy as np
 
 from hdvpd.data.calibration import findings, proof_findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
-from hdvpd.data.calibration.clouds import Backend, Indexer, choose_indexer, suggest_box
+from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
+from hdvpd.data.calibration.drift import with_drift
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.explanation import Explanation, explain
 from hdvpd.data.calibration.findings import Finding
 from hdvpd.data.calibration.images import DepthValues, color_preference, depth_values
 from hdvpd.data.calibration.proofs import WorldProofs, world_proofs
 from hdvpd.data.calibration.recording import Sample, Signals, read_sample
+from hdvpd.data.calibration.robot_fit import Arm, joint_axes
 from hdvpd.data.calibration.timing import Shift, robot_shift
 from hdvpd.data.calibration.views import Moment, world_points
 from hdvpd.data.corrections import Corrections
+from hdvpd.data.robot import read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.types import Float
@@ -131,11 +134,19 @@ def check(
     search, index = choose_indexer(backend)
     sample = read_sample(dataset, episodes, frames)
     moments = sample.moments
-    evidence = measure(moments, index)
+    evidence = with_drift(moments, measure(moments, index), index)
     sound = all(evidence.status(name) == "pass" for name in dataset.cameras)
-    found = explain(moments, evidence, index)
-    leads = _leads(sample.series)
+    shifts = {name: robot_shift(moments, name, index) for name in dataset.cameras}
     world = world_proofs(moments, index)
+    found = explain(
+        moments,
+        evidence,
+        index,
+        Arm(dataset.robot, joint_axes(read_robot(dataset.path))),
+        late=any(shift is not None and shift.proven for shift in shifts.values()),
+        mirrored=world is not None and world.mirrored is not None,
+    )
+    leads = _leads(sample.series)
     workspace = _suggest_workspace(sample) if sound else None
     return Report(
         path=dataset.path,
@@ -144,20 +155,31 @@ def check(
         search=search,
         moments=moments,
         evidence=evidence,
-        cameras=_check_cameras(sample, evidence, found, index),
-        findings=(
-            *_episode_findings(found.odd_episodes, len(sample.episodes)),
-            *proof_findings.world_findings(world),
-            *findings.clock_findings(dataset),
-            *findings.robot_array_findings(sample),
-            *findings.action_findings(sample.series, leads),
-            *findings.workspace_findings(sample, workspace),
-        ),
+        cameras=_check_cameras(sample, evidence, found, shifts),
+        findings=tuple(_findings(sample, evidence, found, world, leads, workspace)),
         leads=leads,
         workspace=workspace,
         found=found,
         world=world,
     )
+
+
+def _findings(
+    sample: Sample,
+    evidence: Evidence,
+    found: Explanation,
+    world: WorldProofs | None,
+    leads: Mapping[str, signals.Lead],
+    workspace: tuple[np.ndarray, np.ndarray] | None,
+) -> Iterator[Finding]:
+    """Judge the data set as a whole."""
+    yield from _episode_findings(found, len(sample.episodes))
+    yield from proof_findings.world_findings(world)
+    yield from proof_findings.robot_fit_findings(found, evidence)
+    yield from findings.clock_findings(sample.dataset)
+    yield from findings.robot_array_findings(sample)
+    yield from findings.action_findings(sample.series, leads)
+    yield from findings.workspace_findings(sample, workspace)
 
 
 def _mended(camera: str, found: Explanation) -> Iterator[Finding]:
@@ -173,20 +195,24 @@ def _mended(camera: str, found: Explanation) -> Iterator[Finding]:
         yield Finding("diagnosis", "fail", f"to be corrected: {text}")
 
 
-def _episode_findings(odd: Sequence[int], looked_at: int) -> Iterator[Finding]:
-    if odd:
-        listed = ", ".join(map(str, odd))
-        text = f"episodes {listed} fail, the other {looked_at - len(odd)} that were looked at agree"
+def _episode_findings(found: Explanation, looked_at: int) -> Iterator[Finding]:
+    if found.odd_episodes:
+        listed = ", ".join(map(str, found.odd_episodes))
+        cameras = f" ({', '.join(found.odd_cameras)})" if found.odd_cameras else ""
+        others = looked_at - len(found.odd_episodes)
+        text = f"episodes {listed} fail{cameras}, the other {others} that were looked at agree"
         yield Finding("views", "fail", text)
 
 
 def _check_cameras(
-    sample: Sample, evidence: Evidence, found: Explanation, index: Indexer
+    sample: Sample,
+    evidence: Evidence,
+    found: Explanation,
+    shifts: Mapping[str, Shift | None],
 ) -> dict[str, CameraReport]:
     motion = [s.robot_motion for s in sample.series]
     names = sample.dataset.cameras
     lags = {n: signals.align(motion, [s.image_motion[n] for s in sample.series]) for n in names}
-    shifts = {name: robot_shift(sample.moments, name, index) for name in names}
     return {
         n: _check_camera(n, sample, evidence, lags, shifts[n], _mended(n, found)) for n in names
     }

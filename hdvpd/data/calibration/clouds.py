@@ -4,6 +4,8 @@ The search is Open3D's where it is installed and scipy's otherwise; both are exa
 float64, so the numbers are the same.
 """
 
+import collections
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
@@ -27,8 +29,8 @@ from hdvpd.types import Bool, Float
 Backend = Literal["auto", "open3d", "scipy"]
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Takes queries (q, 3), returns distance (q,) and index (q,) of the nearest point of a cloud."""
-Indexer = Callable[[np.ndarray], Search]
-"""Takes the points (n, 3) of a cloud, at least one."""
+MAX_KEPT = 192
+"""Scans whose searches are kept: a megabyte or two each."""
 
 TANGENT_FOOTPRINTS = 3.0
 """How far beside a query, in pixel footprints, the nearest sample may lie to stand for the plane
@@ -40,35 +42,43 @@ BLUR_PX = 0.7
 
 
 @dataclass(frozen=True)
-class Surface:
-    """The surface that a view saw, as samples that can be searched.
+class Scan:
+    """What a camera saw in its own axes: whatever pose is tried, this stays.
 
     What is not asked for is not computed: most hypotheses fail before any search.
 
     Attributes:
-      view: whose valid pixels are the samples.
-      image: points of all pixels in the world [m].
-      index: makes the search.
+      view: with the identity as its pose.
+      make: makes the search.
     """
 
     view: View
-    image: Float[np.ndarray, "h w 3"]
-    index: Indexer
+    make: Callable[[np.ndarray], Search]
+
+    @functools.cached_property
+    def image(self) -> Float[np.ndarray, "h w 3"]:
+        """Points of all pixels [m]."""
+        return world_points(self.view)
+
+    @functools.cached_property
+    def valid(self) -> Bool[np.ndarray, "h w"]:
+        """Which pixels are samples."""
+        return self.view.depth_m > 0
 
     @functools.cached_property
     def points(self) -> Float[np.ndarray, "n 3"]:
-        """The samples in the world [m], row by row of the image."""
-        return self.image[self.view.depth_m > 0]
+        """The samples [m], row by row of the image."""
+        return self.image[self.valid]
 
     @functools.cached_property
     def normals(self) -> Float[np.ndarray, "n 3"]:
         """Unit normals of either sign at the samples, 0 where unknown."""
-        return surface_normals(self.view, self.image)[self.view.depth_m > 0]
+        return surface_normals(self.view, self.image)[self.valid]
 
     @functools.cached_property
     def footprints(self) -> Float[np.ndarray, "n"]:
         """Width of the pixel behind each sample [m]."""
-        return self.view.depth_m[self.view.depth_m > 0] * self.view.pixel_angle
+        return self.view.depth_m[self.valid] * self.view.pixel_angle
 
     @functools.cached_property
     def front(self) -> Float[np.ndarray, "h w"]:
@@ -92,12 +102,101 @@ class Surface:
     @functools.cached_property
     def shades(self) -> Float[np.ndarray, "n"]:
         """The blurred grey value at each sample."""
-        return self.gradients[0][self.view.depth_m > 0]
+        return self.gradients[0][self.valid]
 
     @functools.cached_property
     def search(self) -> Search:
         """Finds the nearest sample."""
-        return self.index(self.points)
+        return self.make(self.points)
+
+
+class Indexer:
+    """Makes nearest-point searches, and keeps what was made of a scan.
+
+    The same scans are looked at under many poses; only then is a search made anew that the
+    depth or the intrinsics differ.
+    """
+
+    def __init__(self, make: Callable[[np.ndarray], Search]) -> None:
+        """Keep nothing yet.
+
+        Args:
+          make: takes the points (n, 3) of a cloud, at least one.
+        """
+        self.make = make
+        self._kept: collections.OrderedDict[tuple[int, int, bytes], Scan]
+        self._kept = collections.OrderedDict()
+
+    def scan(self, view: View) -> Scan:
+        """Return what a view saw in its own axes."""
+        key = id(view.depth_m), id(view.rgb), view.intrinsics.tobytes()
+        found = self._kept.pop(key, None)
+        if found is None:
+            # It holds the arrays, so that nothing else gets their identity.
+            own = dataclasses.replace(view, camera_to_world=np.eye(4))
+            found = Scan(own, self.make)
+        self._kept[key] = found
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The surface that a view saw, in the world.
+
+    Attributes:
+      view: whose valid pixels are the samples.
+      own: the same in the camera's axes.
+    """
+
+    view: View
+    own: Scan
+
+    @functools.cached_property
+    def points(self) -> Float[np.ndarray, "n 3"]:
+        """The samples in the world [m], row by row of the image."""
+        return self._placed(self.own.points)
+
+    @functools.cached_property
+    def normals(self) -> Float[np.ndarray, "n 3"]:
+        """Unit normals of either sign at the samples, 0 where unknown."""
+        if not self._rigid:
+            return surface_normals(self.view, self._placed(self.own.image))[self.own.valid]
+        return self.own.normals @ self.view.camera_to_world[:3, :3].T
+
+    @property
+    def footprints(self) -> Float[np.ndarray, "n"]:
+        """Width of the pixel behind each sample [m]."""
+        return self.own.footprints
+
+    @property
+    def front(self) -> Float[np.ndarray, "h w"]:
+        """Least valid depth of the 3x3 pixels around each [m], inf without any."""
+        return self.own.front
+
+    @property
+    def silhouettes(self) -> Bool[np.ndarray, "h w"]:
+        """Whether a surface ends at or beside each pixel."""
+        return self.own.silhouettes
+
+    @functools.cached_property
+    def search(self) -> Search:
+        """Finds the nearest sample."""
+        if not self._rigid:
+            return self.own.make(self.points)
+        rotation, center = self.view.camera_to_world[:3, :3], self.view.camera_to_world[:3, 3]
+        return lambda queries: self.own.search((queries - center) @ rotation)
+
+    @functools.cached_property
+    def _rigid(self) -> bool:
+        """Whether distances are the same in the world and in the camera's axes."""
+        rotation = self.view.camera_to_world[:3, :3]
+        return bool(np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-9))
+
+    def _placed(self, points: Float[np.ndarray, "*n 3"]) -> Float[np.ndarray, "*n 3"]:
+        pose = self.view.camera_to_world
+        return points @ pose[:3, :3].T + pose[:3, 3]
 
 
 def choose_indexer(backend: Backend = "auto") -> tuple[str, Indexer]:
@@ -112,14 +211,14 @@ def choose_indexer(backend: Backend = "auto") -> tuple[str, Indexer]:
     if backend != "scipy":
         try:
             core = importlib.import_module("open3d.core")
-            return "open3d", functools.partial(_open3d_index, core)
+            return "open3d", Indexer(functools.partial(_open3d_index, core))
         except (ImportError, OSError) as error:
             if backend == "open3d":
                 raise UserError(
                     f"Open3D does not import ({error}): {how_to_install('open3d')}, and install "
                     "the system library libusb-1.0-0, or leave the choice to hdvpd."
                 ) from error
-    return "scipy", _scipy_index
+    return "scipy", Indexer(_scipy_index)
 
 
 def _scipy_index(points: np.ndarray) -> Search:
@@ -151,7 +250,7 @@ def observe(view: View, index: Indexer) -> Surface | None:
     """
     if not view.usable or not (view.depth_m > 0).any():
         return None
-    return Surface(view, world_points(view), index)
+    return Surface(view, index.scan(view))
 
 
 def surface_distance(queries: Float[np.ndarray, "q 3"], surface: Surface) -> Float[np.ndarray, "q"]:

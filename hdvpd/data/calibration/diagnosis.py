@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from hdvpd.data.calibration.agreement import Evidence, PairEvidence, measure
 from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.mistakes import Mistake, hypotheses
-from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.views import Moment, coarse
 
 SCREENING_POINTS = 1500
 MAX_MISTAKES = 3
 GLANCE_POINTS = 250
 """Points of an image by which explanations are told from those that are none."""
-GLANCED = 10
+GLANCE_PIXELS = 700
+GLANCED = 6
 """Explanations that are measured after that."""
 
 
@@ -40,7 +41,11 @@ class Diagnosis:
 
 
 def diagnose(
-    moments: Sequence[Moment], index: Indexer, max_points: int = SCREENING_POINTS
+    moments: Sequence[Moment],
+    index: Indexer,
+    max_points: int = SCREENING_POINTS,
+    *,
+    among: frozenset[str] = frozenset(),
 ) -> Diagnosis | None:
     """Search for mistakes that explain why cameras do not pass.
 
@@ -51,6 +56,7 @@ def diagnose(
       moments: what the cameras saw; a few are enough.
       index: makes the nearest-point search.
       max_points: of each image that are compared.
+      among: names of the mistakes that are tried, one at a time; empty means all.
 
     Returns:
       The mistakes; None if none was found, or none is needed.
@@ -59,7 +65,7 @@ def diagnose(
     found: list[Mistake] = []
     others: list[str] = []
     while len(found) < MAX_MISTAKES and _passing(current) < len(moments[0].views):
-        step = _best_step(moments, current, index, max_points)
+        step = _best_step(moments, current, index, max_points, among)
         if step is None:
             break
         mistakes, current, alternatives = step
@@ -70,14 +76,22 @@ def diagnose(
 
 
 def _best_step(
-    moments: Sequence[Moment], current: Evidence, index: Indexer, max_points: int
+    moments: Sequence[Moment],
+    current: Evidence,
+    index: Indexer,
+    max_points: int,
+    among: frozenset[str],
 ) -> tuple[tuple[Mistake, ...], Evidence, list[str]] | None:
-    singles = [(mistake,) for mistake in hypotheses(moments[0].views)]
+    singles = [
+        (mistake,) for mistake in hypotheses(moments[0].views) if not among or mistake.name in among
+    ]
     everywhere = [
         mistake for (mistake,) in singles if len(mistake.cameras) == len(moments[0].views)
     ]
     pairs = [pair for pair in itertools.combinations(everywhere, 2) if pair[0].name != pair[1].name]
-    for options in (singles, pairs):
+    for options in (singles,) if among else (singles, pairs):
+        if not options:
+            continue
         likely = _likeliest(options, moments, index)
         tried = [
             (option, measure(_without(option, moments), index, max_points)) for option in likely
@@ -102,7 +116,8 @@ def _likeliest(
     options: Sequence[tuple[Mistake, ...]], moments: Sequence[Moment], index: Indexer
 ) -> list[tuple[Mistake, ...]]:
     """Choose the explanations worth measuring, in their order, by few points of few moments."""
-    few = moments[:: max(len(moments) // 2, 1)][: 2 if len(options[0]) == 1 else 1]
+    count = 2 if len(options[0]) == 1 else 1
+    few = coarse(moments[:: max(len(moments) // 2, 1)][:count], GLANCE_PIXELS)
     ranks = [_rank(measure(_without(o, few), index, GLANCE_POINTS)) for o in options]
     best = sorted(range(len(options)), key=lambda k: ranks[k], reverse=True)[:GLANCED]
     return [options[k] for k in sorted(best)]

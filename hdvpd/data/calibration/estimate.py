@@ -4,25 +4,47 @@ Every camera that may be wrong is registered with one kind of unknown free at a 
 explanation that none fits clearly better is kept; others that fit as well are named beside it.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
 
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, measure
-from hdvpd.data.calibration.clouds import Indexer, observe
-from hdvpd.data.calibration.registration import KINDS, Change, Fit, register
-from hdvpd.data.calibration.views import Moment, locate, project
+from hdvpd.data.calibration.clouds import Indexer
+from hdvpd.data.calibration.registration import (
+    FINAL_M,
+    KINDS,
+    LAST_M,
+    QUICK_M,
+    Change,
+    Fit,
+    changed,
+    register,
+)
+from hdvpd.data.calibration.robot_fit import misfit
+from hdvpd.data.calibration.signals import clearly_more
+from hdvpd.data.calibration.sliding import slid
+from hdvpd.data.calibration.views import Moment, coarse, some
 from hdvpd.types import Float
 
-SINGLE_KINDS = ("depth scale", "focal length", "depth offset", "pose")
-"""From few unknowns to many."""
+SINGLE_KINDS = ("depth scale", "focal length", "depth offset")
+"""Of one number; poses have six."""
+NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
+"""Gates of their registration [m]."""
+SCREENING_POINTS, FULL_POINTS = 300, 500
 SCREENED, FULL = 4, 8
 """Moments on which explanations are compared, and on which the chosen one is estimated."""
+MENDED = 0.8
+"""Share of the cost that may be left by a number that explains anything."""
+COARSE_PIXELS = 1200
+"""Least pixels of the thinned images on which explanations are compared."""
+NEAR_SPACINGS = 1.5
 CLEAR = 0.03
 """Difference of mean cost below which fits are equally good."""
+ROBOT_MOMENTS, ROBOT_M = 16, 0.001
+"""Moments in which the robot tells which camera is wrong, and the least mean difference [m]."""
 MAX_SETS = 4
 """Sets of cameras that are tried at most."""
 
@@ -61,26 +83,33 @@ def estimate(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -> E
     """
     if not any(pair.status == "fail" for pair in evidence.pairs):
         return None
-    few = some(moments, SCREENED)
-    tried: list[Fit] = []
-    for cameras in [s for s in evidence.blamed if s][:MAX_SETS]:
-        kinds = SINGLE_KINDS if len(cameras) == 1 else ("pose",)
-        free = [dict.fromkeys(sorted(cameras), (kind,)) for kind in kinds]
-        tried += [register(few, f, index, max_points=300, quick=True) for f in free]
-    usable = [fit for fit in tried if fit.points and np.isfinite(fit.costs).all()]
+    fine = some(moments, SCREENED)
+    few = coarse(fine, COARSE_PIXELS)
+    found = _among(few, moments, evidence, index)
+    thinned = any(few[0].views[name] is not view for name, view in fine[0].views.items())
+    if found is None and thinned:
+        found = _among(fine, moments, evidence, index)
+    return found
+
+
+def _among(
+    few: Sequence[Moment], moments: Sequence[Moment], evidence: Evidence, index: Indexer
+) -> Estimate | None:
+    """Compare explanations on a few moments, and estimate the best on more of all moments."""
+    usable = _candidates(few, [s for s in evidence.blamed if s][:MAX_SETS], index)
     if not usable:
         return None
-    usable = _by_robot(usable, few, index)
+    usable = _by_robot(usable, some(moments, ROBOT_MOMENTS), index)
     best = min(usable, key=lambda fit: float(fit.costs.mean()))
     equal = sorted((f for f in usable if not clearly_worse(f, best)), key=_freedom)
-    chosen = equal[0]
     more = some(moments, FULL)
-    for fit in (chosen, *equal[1:2]):
-        full = register(more, fit.free, index, max_points=600, start=fit.changes)
-        if any("pose" in kinds for kinds in fit.free.values()):
-            # Along surfaces the quick look may have stopped beside the best place.
-            slow = register(more, fit.free, index, max_points=600)
-            full = min(full, slow, key=lambda f: float(f.costs.mean()))
+    # Where only samples are compared, they are up to their spacing apart.
+    spacing = max(p.spacing_m for p in evidence.pairs if p.status != "unproven")
+    gates = np.maximum(FINAL_M, NEAR_SPACINGS * spacing).tolist()
+    for fit in equal[:2]:
+        full = register(
+            more, fit.free, index, max_points=FULL_POINTS, gates=gates, start=fit.changes
+        )
         after = measure(full.apply(moments), index)
         if _helps(evidence, after, full):
             others = (f for f in equal if f is not fit and _freedom(f) == _freedom(fit))
@@ -88,10 +117,74 @@ def estimate(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -> E
     return None
 
 
-def some(moments: Sequence[Moment], count: int) -> list[Moment]:
-    """Choose up to so many moments, evenly spread."""
-    at = np.unique(np.linspace(0, len(moments) - 1, min(count, len(moments))).round().astype(int))
-    return [moments[k] for k in at]
+def _candidates(
+    moments: Sequence[Moment], sets: Sequence[frozenset[str]], index: Indexer
+) -> list[Fit]:
+    """Fit every explanation: one number of one camera, or the poses of a set of them."""
+    tried: list[Fit] = []
+    poses: dict[str, Fit] = {}
+    for cameras in sets:
+        if len(cameras) == 1:
+            (name,) = cameras
+            tried += _numbers(moments, name, index)
+            seen = [other for other in poses if moments[0].views.keys() == {name, other}]
+            found = _exchanged(poses[seen[0]], moments, name) if seen else None
+            poses[name] = found or _pose(moments, (name,), index)
+            tried.append(poses[name])
+        else:
+            tried.append(_pose(moments, sorted(cameras), index))
+    return [fit for fit in tried if fit.points and np.isfinite(fit.costs).all()]
+
+
+def _numbers(moments: Sequence[Moment], name: str, index: Indexer) -> list[Fit]:
+    """Fit one number of a camera; only what mends anything at a first look is looked at again."""
+    still: Mapping[str, tuple[str, ...]] = {name: ()}
+    points = SCREENING_POINTS // 2
+    first = register(moments[:2], still, index, max_points=points, gates=(0.04,))
+    found = []
+    for kind in SINGLE_KINDS:
+        free = {name: (kind,)}
+        look = register(moments[:2], free, index, max_points=points, gates=NUMBER_M)
+        if look.points and not look.costs.mean() > MENDED * first.costs.mean():
+            found.append(
+                register(moments, free, index, max_points=SCREENING_POINTS, gates=LAST_M,
+                         start=look.changes)
+            )  # fmt: skip
+    return found
+
+
+def _pose(moments: Sequence[Moment], cameras: Sequence[str], index: Indexer) -> Fit:
+    """Fit poses: planes from far away first, then along them, then edges."""
+    free: Mapping[str, tuple[str, ...]] = dict.fromkeys(cameras, ("pose",))
+    fit = register(moments, free, index, max_points=SCREENING_POINTS, gates=QUICK_M)
+    for name in cameras:
+        mended = [changed(m, {n: c for n, c in fit.changes.items() if n != name}) for m in moments]
+        for change in slid(mended, name, fit.changes[name], index):
+            other = register(
+                moments, free, index, max_points=SCREENING_POINTS, gates=LAST_M,
+                start={**fit.changes, name: change},
+            )  # fmt: skip
+            if other.points and other.costs.mean() < fit.costs.mean():
+                fit = other
+    return fit
+
+
+def _exchanged(fit: Fit, moments: Sequence[Moment], camera: str) -> Fit | None:
+    """Return the same fit of two cameras as a change of the other one; None if that is none."""
+    (moved,) = fit.changes
+    found = []
+    for moment in moments:
+        own, other = (moment.views[name].camera_to_world for name in (camera, moved))
+        found.append(np.linalg.inv(own) @ other @ np.linalg.inv(fit.changes[moved].pose)
+                     @ np.linalg.inv(other) @ own)  # fmt: skip
+    if not np.allclose(found, found[0], atol=1e-6):
+        return None
+    return dataclasses.replace(
+        fit,
+        free={camera: fit.free[moved]},
+        changes={camera: Change(found[0])},
+        errors={camera: fit.errors[moved]},
+    )
 
 
 def _freedom(fit: Fit) -> int:
@@ -100,16 +193,7 @@ def _freedom(fit: Fit) -> int:
 
 def clearly_worse(fit: Fit, best: Fit) -> bool:
     """Say whether a fit is worse in most moments and by more than they scatter."""
-    differences = fit.costs - best.costs
-    if not np.isfinite(differences).all():
-        return not np.isfinite(fit.costs).all()
-    if differences.mean() < CLEAR * max(best.costs.mean(), 1.0):
-        return False
-    count = len(differences)
-    if count < 2:
-        return True
-    error = max(differences.std(ddof=1) / np.sqrt(count), 1e-9)
-    return bool(differences.mean() / error > scipy.stats.t.isf(0.01, count - 1))
+    return clearly_more(fit.costs, best.costs, CLEAR * max(float(best.costs.mean()), 1.0))
 
 
 def _helps(before: Evidence, after: Evidence, fit: Fit) -> bool:
@@ -142,56 +226,17 @@ def _by_robot(fits: Sequence[Fit], moments: Sequence[Moment], index: Indexer) ->
     Two cameras that disagree are mended by moving either; but only one of them stood right with
     respect to the robot.
     """
-    if any(m.robot is None or len(m.robot) < limits.MIN_SKELETON for m in moments):
+    if len(moments) < 3 or any(
+        m.robot is None or len(m.robot) < limits.MIN_SKELETON for m in moments
+    ):
         return list(fits)
-    scatter = {id(fit): robot_scatter(fit.apply(moments), index) for fit in fits}
     groups: dict[tuple[str, ...], Fit] = {}
     for fit in sorted(fits, key=lambda f: float(f.costs.mean())):
         groups.setdefault(tuple(fit.changes), fit)
-    best = min(groups.values(), key=lambda f: float(np.mean(scatter[id(f)])))
-    if not len(scatter[id(best)]):
-        return list(fits)
-    worse = {
-        cameras for cameras, fit in groups.items() if _farther(scatter[id(fit)], scatter[id(best)])
-    }
+    off = {cameras: misfit(fit.apply(moments), index) for cameras, fit in groups.items()}
+    best = min(off, key=lambda cameras: float(off[cameras].mean()))
+    worse = {cameras for cameras, values in off.items() if clearly_more(values, off[best], ROBOT_M)}
     return [fit for fit in fits if tuple(fit.changes) not in worse]
-
-
-def _farther(other: Float[np.ndarray, "n"], best: Float[np.ndarray, "n"]) -> bool:
-    if len(other) != len(best) or len(best) < 3:
-        return False
-    differences = other - best
-    error = max(differences.std(ddof=1) / np.sqrt(len(best)), 1e-9)
-    clear = differences.mean() / error > scipy.stats.t.isf(0.01, len(best) - 1)
-    return bool(clear and differences.mean() > 0.001)
-
-
-def robot_scatter(moments: Sequence[Moment], index: Indexer) -> Float[np.ndarray, "n"]:
-    """Return how much distances of the robot's points from what is seen scatter, by view [m].
-
-    A point has the same distance from the surface of its link at every moment and in every camera,
-    if all stand right.
-    """
-    rows = []
-    for moment in moments:
-        for view in moment.views.values():
-            surface = observe(view, index)
-            away = np.full(len(moment.robot if moment.robot is not None else ()), np.nan)
-            if surface is not None and moment.robot is not None:
-                pixels, depth = project(moment.robot, view)
-                row, column, inside = locate(pixels, view)
-                near = inside & (depth < surface.front[row, column] + limits.LINK_DEPTH_M)
-                if near.any():
-                    away[near] = np.minimum(surface.search(moment.robot[near])[0], 0.15)
-            rows.append(away)
-    if not rows or not np.isfinite(np.stack(rows)).any():
-        return np.zeros(0)
-    distances = np.stack(rows)
-    known = np.isfinite(distances).any(axis=0)
-    place = np.full(distances.shape[1], np.nan)
-    place[known] = np.nanmedian(distances[:, known], axis=0)
-    off = np.abs(distances - place)
-    return np.nan_to_num(off).sum(axis=1) / np.maximum(np.isfinite(off).sum(axis=1), 1)
 
 
 def describe_fit(fit: Fit) -> list[str]:

@@ -151,6 +151,11 @@ def view_findings(camera: str, evidence: Evidence) -> Iterator[Finding]:
             f" 95th percentile {1e3 * pair.p95_m:.1f} mm (limit {1e3 * pair.p95_limit_m:.1f}), "
             f"in front {100 * pair.in_front:.2f} % (limit {100 * limits.FRONT_SHARE:g} %)"
         )
+        if pair.drift_m > 0:
+            text += (
+                f", edges meet {1e3 * pair.drift_m:.0f} mm away (limit "
+                f"{1e3 * pair.drift_limit_m:.0f})"
+            )
         blamed = pair.status == "fail" and evidence.status(camera) != "pass"
         verdict = "fail" if blamed else "pass" if pair.status == "pass" else "note"
         yield Finding("views", verdict, text)

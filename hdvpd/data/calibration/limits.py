@@ -14,6 +14,11 @@ of a hand's breadth."""
 P95_SPACINGS = 3.0
 """The same in the spacing of the compared pixels (large images are thinned), where that is more:
 at edges only the distance to the nearest sample is known. Exact data have about 1."""
+DRIFT_M = 0.008
+"""How far registration may move a camera's points as another sees them: cameras that stand right
+move by a third of a pixel, and good hand-eye calibrations are within a few millimetres."""
+DRIFT_SPACINGS = 0.7
+"""The same in the spacing of the compared pixels, where that is more."""
 FRONT_M = 0.02
 """A point of one camera this far in front of what another camera sees contradicts it: that camera
 looked through the point."""

@@ -24,6 +24,13 @@ COMMON_SIZES = (
     (128, 128), (84, 84), (96, 128),
 )  # fmt: skip
 """Rows and columns of images to which unscaled intrinsics may belong."""
+LIKE_CORRECTIONS = frozenset(
+    {
+        "depth along the ray", "invalid depth stored as a code", "negative focal length",
+        "unscaled intrinsics", "unshifted principal point",
+    }
+)  # fmt: skip
+"""Mistakes that a small change of pose, depth or focal length resembles."""
 ViewRepair = Callable[[View], View | None]
 """Undoes a mistake in one view; None where the view cannot have it."""
 Views = Mapping[str, View]

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from hdvpd.data.calibration.agreement import Evidence
+from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.findings import Finding
 from hdvpd.data.calibration.proofs import WorldProofs
+from hdvpd.data.calibration.robot_fit import describe_robot_fit
 from hdvpd.data.calibration.signals import Lag
 from hdvpd.data.calibration.timing import Shift
 
@@ -63,6 +66,21 @@ def _numbers(lag: Lag | None, shift: Shift | None) -> str:
             f"{lag.effective:.0f} of them independent)"
         )
     return "; ".join(parts)
+
+
+def robot_fit_findings(found: Explanation, evidence: Evidence) -> Iterator[Finding]:
+    """Say where the robot fits better than where it is said to be, if that is more than chance."""
+    if not found.robot:
+        return
+    best, *others = found.robot
+    text = (
+        f"the robot's points keep their distances from what is seen to {1e3 * best.after_m:.0f} mm "
+        f"instead of {1e3 * best.before_m:.0f} with {describe_robot_fit(best)}"
+    )
+    if others:
+        text += f"; or with {'; or with '.join(describe_robot_fit(fit) for fit in others)}"
+    wrong = any(robot.status == "fail" for robot in evidence.robots.values())
+    yield Finding("diagnosis" if wrong else "robot", "fail" if wrong else "note", text)
 
 
 def world_findings(world: WorldProofs | None) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from hdvpd.data.arrays import (
 )
 from hdvpd.data.calibration import signals
 from hdvpd.data.calibration.views import PATH_REACH, Moment, View, thin
+from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.schema import EpisodeInfo, ObjectInfo
 from hdvpd.data.store import Dataset
-from hdvpd.kinematics import kinematic_points
 from hdvpd.types import Float, Int, Shaped
 
 MAX_PIXELS = 20_000
@@ -108,9 +108,17 @@ def read_sample(dataset: Dataset, episodes: int, frames: int) -> Sample:
     snapshots = [
         read_snapshot(dataset, episode, frame)
         for episode in chosen
-        for frame in spread(frames, episode.length)
+        for frame in _frames(frames, episode.length)
     ]
     return Sample(dataset, chosen, snapshots, [read_signals(dataset, e) for e in chosen])
+
+
+def _frames(count: int, length: int) -> list[int]:
+    """Return up to `count` frames, with a past and a future where there are as many."""
+    inner = length - 2 * PATH_REACH
+    if inner < count:
+        return spread(count, length)
+    return [PATH_REACH + frame for frame in spread(count, inner)]
 
 
 def spread(count: int, available: int) -> list[int]:
@@ -144,12 +152,13 @@ def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapsho
             pose.reshape(-1, 4, 4)[0],
         )
         views[camera] = thin(view, MAX_PIXELS)
-    robot, path = None, None
+    robot, path, links = None, None, None
     if LINKS in values:
+        links = values[LINKS][0].astype(np.float64)
         robot = _finite(_points(dataset, number, LINKS, frame, 1))
         if PATH_REACH <= frame < episode.length - PATH_REACH:
             path = _finite(_points(dataset, number, LINKS, frame - PATH_REACH, 2 * PATH_REACH + 1))
-    moment = Moment(number, frame, views, None if robot is None else robot[0], path)
+    moment = Moment(number, frame, views, None if robot is None else robot[0], links, path)
     return Snapshot(moment, stored, _colored_objects(dataset.objects(episode), values))
 
 

@@ -9,27 +9,28 @@ nearest points is used, or scipy's. float64.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.ndimage
 from scipy.spatial.transform import Rotation
 
-from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Surface, observe
-from hdvpd.data.calibration.views import Moment, View, locate, project
-from hdvpd.types import Float
+from hdvpd.data.calibration.clouds import Indexer
+from hdvpd.data.calibration.correspondence import UNKNOWNS, Reach, Rows, Track, pair_rows, track
+from hdvpd.data.calibration.views import Moment, View
+from hdvpd.types import Float, Int
 
 KINDS = {"pose": range(6), "depth scale": range(6, 7), "depth offset": range(7, 8),
          "focal length": range(8, 9)}  # fmt: skip
 """Numbers of a camera's nine unknowns: turn [rad], move [m], and logarithms but for the offset [m],
 in the camera's own axes."""
-UNKNOWNS = 9
 PRIOR = np.array([0.3] * 3 + [0.3] * 3 + [0.5, 0.2, 0.5])
 """Standard deviations of the unknowns before anything is seen: they decide what nothing shows."""
 GATES_M = (*np.geomspace(0.25, 0.04, 20).tolist(), 0.04, 0.04, 0.04)
 """Largest distance of a point from its partner, iteration by iteration [m]."""
+QUICK_M, LAST_M = (*np.geomspace(0.25, 0.05, 7).tolist(), 0.04), (0.06, 0.05, 0.04, 0.04)
+FINAL_M = (0.05, 0.04, 0.03, 0.025, 0.02, 0.02, 0.02)
+"""The same for a first look, for cameras that stand nearly right, and for their last place."""
 FLOORS = {"plane": 1e-3, "point": 3e-3, "colour": 0.1}
 """Least scatter of each kind of distance: to planes [m], to samples without one [m], and between
 colours [standard deviations of the grey value]."""
@@ -37,6 +38,11 @@ COARSE = {"plane": 0.05, "point": 0.3, "colour": 6.0}
 """The same as a multiple of the gate: at first everything within reach counts."""
 COST_SCALES = {"plane": 0.004, "point": 0.01, "colour": 0.3}
 """Distances of each kind that count as one when fits are compared."""
+SMALL_DEG, SMALL_M = 15.0, 0.25
+ALIKE = 5.0
+"""True errors in the scatter over moments, at most (docs/calibration.md measures it)."""
+FAR = 4.0
+"""Largest distance in these units."""
 COLOURED_M = 0.18
 """Gate below which colours count: they tell in which direction only once they overlap."""
 
@@ -59,13 +65,15 @@ class Change:
 
     def apply(self, view: View) -> View:
         """Return the view with the change."""
+        moved = dataclasses.replace(view, camera_to_world=view.camera_to_world @ self.pose)
+        if self.depth_scale == 1 and self.depth_offset_m == 0 and self.focal == 1:
+            return moved
         depth = self.depth_scale * view.depth_m + self.depth_offset_m
         return dataclasses.replace(
-            view,
+            moved,
             depth_m=np.where((view.depth_m > 0) & (depth > 0), depth, 0.0),
             intrinsics=view.intrinsics
             * np.array([[self.focal, 1, 1], [1, self.focal, 1], [1] * 3]),
-            camera_to_world=view.camera_to_world @ self.pose,
         )
 
     def moved(self, step: Float[np.ndarray, "9"]) -> "Change":
@@ -80,6 +88,11 @@ class Change:
             self.depth_offset_m * grown + float(step[7]),
             self.focal * float(np.exp(step[8])),
         )
+
+    @property
+    def inner(self) -> tuple[float, float, float]:
+        """What is no motion: depth scale, depth offset [m] and focal length."""
+        return self.depth_scale, self.depth_offset_m, self.focal
 
     @property
     def turn_deg(self) -> Float[np.ndarray, "3"]:
@@ -109,6 +122,15 @@ class Fit:
     costs: Float[np.ndarray, "m"]
     points: int
 
+    @property
+    def small(self) -> bool:
+        """Whether no change is as large as those that undo a mistake of conventions."""
+        return all(
+            np.linalg.norm(change.turn_deg) < SMALL_DEG
+            and np.linalg.norm(change.pose[:3, 3]) < SMALL_M
+            for change in self.changes.values()
+        )
+
     def apply(self, moments: Sequence[Moment]) -> list[Moment]:
         """Return the moments with the changes."""
         return [changed(moment, self.changes) for moment in moments]
@@ -120,30 +142,13 @@ def changed(moment: Moment, changes: Mapping[str, Change]) -> Moment:
     return dataclasses.replace(moment, views=views)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Linearised distances of the points of one camera from what another sees, at one moment.
-
-    Attributes:
-      kind: one of `FLOORS`.
-      residuals: signed distances [m].
-      source, target: derivatives by the unknowns of the two cameras.
-    """
-
-    kind: str
-    residuals: Float[np.ndarray, "n"]
-    source: Float[np.ndarray, "n 9"]
-    target: Float[np.ndarray, "n 9"]
-
-
 def register(
     moments: Sequence[Moment],
     free: Mapping[str, tuple[str, ...]],
     index: Indexer,
     *,
     max_points: int = 800,
-    quick: bool = False,
-    last: bool = False,
+    gates: Sequence[float] = GATES_M,
     start: Mapping[str, Change] | None = None,
 ) -> Fit:
     """Register the cameras.
@@ -153,57 +158,106 @@ def register(
       free: kinds of unknowns by camera (`KINDS`); other cameras stay where they are.
       index: makes the nearest-point search.
       max_points: of each image that are laid on another's surface.
-      quick: whether half the iterations must do.
-      last: whether the cameras stand nearly right, so that the last iterations do.
-      start: changes to begin with, likewise.
+      gates: largest distance of a point from its partner, iteration by iteration [m].
+      start: changes to begin with.
     """
-    gates = GATES_M[14:] if start else GATES_M[6::2] if last else GATES_M[::2] if quick else GATES_M
     names = list(free)
     changes = {name: (start or {}).get(name, Change()) for name in names}
     mask = np.concatenate([_mask(free[name]) for name in names])
-    before = np.nan
-    error = np.zeros(len(mask))
-    rows: list[list[tuple[str, str, _Rows]]] = []
-    seen: list[dict[str, Surface | None]] = [{} for _ in moments]
+    tracks: dict[str, Track] = {}
+    built: dict[str, Change] = {}
+    before, error = np.nan, np.zeros(len(mask))
+    rows = _Compared([], np.zeros(len(moments), int))
     for number, gate in enumerate((*gates, gates[-1])):
-        views = [changed(moment, changes).views for moment in moments]
-        reach = _Reach(gate, max_points, gate < COLOURED_M)
-        rows = [
-            _moment_rows(v, names, reach, _observe_all(v, index, kept, free))
-            for v, kept in zip(views, seen, strict=True)
-        ]
-        residuals = _residuals(rows, "plane", "point")
+        _update(tracks, built, moments, changes, index, max_points)
+        rows = _compare(tracks, names, Reach(gate, gate < COLOURED_M))
+        distances = rows.residuals("plane", "point")
         if number == 0:
-            before = float(np.median(np.abs(residuals))) if len(residuals) else np.nan
-        if not len(residuals):
+            before = float(np.median(np.abs(distances))) if len(distances) else np.nan
+        if not len(distances):
+            break
+        if not mask.any():
             break
         step, error = _solve(rows, names, mask, gate)
         if number == len(gates):
             break
-        if not mask.any():
-            continue
         changes = {
             n: changes[n].moved(step[UNKNOWNS * k : UNKNOWNS * (k + 1)])
             for k, n in enumerate(names)
         }
-    residuals = _residuals(rows, "plane", "point")
+    distances = rows.residuals("plane", "point")
     return Fit(
         free=dict(free),
         changes=changes,
         errors={n: error[UNKNOWNS * k : UNKNOWNS * (k + 1)] for k, n in enumerate(names)},
         before_m=before,
-        after_m=float(np.median(np.abs(residuals))) if len(residuals) else np.nan,
-        costs=np.array([_cost(moment) for moment in rows]),
-        points=len(residuals),
+        after_m=float(np.median(np.abs(distances))) if len(distances) else np.nan,
+        costs=_costs(rows),
+        points=len(distances),
     )
 
 
-def _cost(rows: Sequence[tuple[str, str, _Rows]]) -> float:
-    total = 0.0
+@dataclass(frozen=True)
+class _Compared:
+    """All rows of an iteration, with the two cameras of each; and samples without a partner."""
+
+    found: Sequence[tuple[str, str, Rows]]
+    missed: Int[np.ndarray, "m"]
+
+    def residuals(self, *kinds: str) -> np.ndarray:
+        """Return all distances of some kinds."""
+        found = [rows.residuals for _, _, rows in self.found if rows.kind in kinds]
+        return np.concatenate(found) if found else np.zeros(0)
+
+
+def _update(
+    tracks: dict[str, Track],
+    built: dict[str, Change],
+    moments: Sequence[Moment],
+    changes: Mapping[str, Change],
+    index: Indexer,
+    max_points: int,
+) -> None:
+    """Bring the tracks to the changes; made anew is only what is no motion."""
+    for name in moments[0].views:
+        change = changes.get(name, Change())
+        last = built.get(name)
+        if last is None or change.inner != last.inner:
+            views = [change.apply(moment.views[name]) for moment in moments]
+            tracks[name] = track(views, index, max_points)
+            built[name] = change
+        else:
+            tracks[name] = tracks[name].placed(
+                tracks[name].poses @ np.linalg.inv(last.pose) @ change.pose
+            )
+            built[name] = change
+
+
+def _compare(tracks: Mapping[str, Track], free: Sequence[str], reach: Reach) -> _Compared:
+    found: list[tuple[str, str, Rows]] = []
+    missed = np.zeros(len(next(iter(tracks.values())).scans), int)
+    for a, b in itertools.permutations(tracks, 2):
+        if a in free or b in free:
+            rows, without = pair_rows(tracks[a], tracks[b], reach)
+            found += [(a, b, r) for r in rows]
+            missed += without
+    return _Compared(found, missed)
+
+
+def _costs(rows: _Compared) -> Float[np.ndarray, "m"]:
+    """Return the robust mean distance by moment; samples without a partner count as far."""
+    count = len(rows.missed)
+    total = np.zeros(count)
     for kind, scale in COST_SCALES.items():
-        residuals = _residuals([rows], kind)
-        if len(residuals):
-            total += float(np.minimum(np.abs(residuals) / scale, 4.0).mean())
+        mine = [r for _, _, r in rows.found if r.kind == kind and len(r.residuals)]
+        if not mine:
+            continue
+        moment = np.concatenate([r.moment for r in mine])
+        values = np.minimum(np.abs(rows.residuals(kind)) / scale, FAR)
+        sums, number = np.bincount(moment, values, count), np.bincount(moment, minlength=count)
+        if kind == "plane":
+            sums, number = sums + FAR * rows.missed, number + rows.missed
+        total += sums / np.maximum(number, 1)
     return total
 
 
@@ -214,178 +268,37 @@ def _mask(kinds: Sequence[str]) -> np.ndarray:
     return mask
 
 
-def _residuals(rows: Sequence[Sequence[tuple[str, str, _Rows]]], *kinds: str) -> np.ndarray:
-    found = [r.residuals for moment in rows for _, _, r in moment if r.kind in kinds]
-    return np.concatenate(found) if found else np.zeros(0)
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """What an iteration compares: distances up to `gate` [m], `max_points`, `colours` or none."""
-
-    gate: float
-    max_points: int
-    colours: bool
-
-
-def _observe_all(
-    views: Mapping[str, View],
-    index: Indexer,
-    kept: dict[str, Surface | None],
-    free: Mapping[str, tuple[str, ...]],
-) -> Mapping[str, Surface | None]:
-    """Return every surface in its camera's own axes, where it does not move with the pose."""
-    for name, view in views.items():
-        if name not in kept or set(free.get(name, ())) - {"pose"}:
-            local = dataclasses.replace(view, camera_to_world=np.eye(4))
-            kept[name] = observe(local, index) if view.usable else None
-    return kept
-
-
-def _moment_rows(
-    views: Mapping[str, View],
-    free: Sequence[str],
-    reach: _Reach,
-    surfaces: Mapping[str, Surface | None],
-) -> list[tuple[str, str, _Rows]]:
-    found = []
-    for a, b in itertools.permutations(surfaces, 2):
-        source, target = surfaces[a], surfaces[b]
-        if (a in free or b in free) and source is not None and target is not None:
-            relative = np.linalg.inv(views[b].camera_to_world) @ views[a].camera_to_world
-            found += [(a, b, rows) for rows in _pair_rows(source, target, relative, reach)]
-    return found
-
-
-def _pair_rows(
-    source: Surface, target: Surface, relative: np.ndarray, reach: _Reach
-) -> Iterator[_Rows]:
-    step = -(-len(source.points) // reach.max_points)
-    own = source.points[step // 2 :: step]
-    points = own @ relative[:3, :3].T + relative[:3, 3]
-    pixels, depth = project(points, target.view)
-    row, column, inside = locate(pixels, target.view)
-    seen = target.view.depth_m[row, column]
-    used = inside & (seen > 0) & (depth <= seen + max(limits.BEHIND_M, reach.gate))
-    beside = target.silhouettes[row, column]
-    used &= ~beside | (depth <= target.front[row, column] + limits.SILHOUETTE_M)
-    if not used.any():
-        return
-    distance, nearest = target.search(points[used])
-    used[used] = distance < reach.gate
-    nearest = nearest[distance < reach.gate]
-    own, points, turn = own[used], points[used], relative[:3, :3]
-    partner, normals = target.points[nearest], target.normals[nearest]
-    off = np.einsum("ni,ni->n", points - partner, normals)
-    across = np.linalg.norm(points - partner - off[:, None] * normals, axis=-1)
-    flat = (normals != 0).any(axis=-1)
-    flat &= across <= TANGENT_FOOTPRINTS * target.footprints[nearest]
-    yield _distance_rows("plane", own[flat], points[flat], partner[flat], normals[flat], turn)
-    others = own[~flat], points[~flat], partner[~flat]
-    for axis in np.eye(3):
-        yield _distance_rows("point", *others, np.broadcast_to(axis, others[0].shape), turn)
-    if reach.colours and used.sum() > limits.MIN_SHARED_POINTS:
-        shades = source.shades[step // 2 :: step][used]
-        yield _colour_rows(own, points, pixels[used], shades, target, turn)
-
-
-def _distance_rows(
-    kind: str,
-    own: Float[np.ndarray, "n 3"],
-    points: Float[np.ndarray, "n 3"],
-    partner: Float[np.ndarray, "n 3"],
-    normals: Float[np.ndarray, "n 3"],
-    turn: Float[np.ndarray, "3 3"],
-) -> _Rows:
-    return _Rows(
-        kind,
-        residuals=np.einsum("ni,ni->n", points - partner, normals),
-        source=_derivatives(own, own, normals @ turn),
-        target=-_derivatives(points, partner, normals),
-    )
-
-
-def _colour_rows(
-    own: Float[np.ndarray, "n 3"],
-    points: Float[np.ndarray, "n 3"],
-    pixels: Float[np.ndarray, "n 2"],
-    shades: Float[np.ndarray, "n"],
-    target: Surface,
-    turn: Float[np.ndarray, "3 3"],
-) -> _Rows:
-    """Compare grey values where points fall in the other image, each relative to its own spread."""
-    at = [pixels[:, 1] - 0.5, pixels[:, 0] - 0.5]
-    values, down, right = (
-        scipy.ndimage.map_coordinates(image, at, order=1, mode="nearest")
-        for image in target.gradients
-    )
-    theirs, ours = max(values.std(), 1e-3), max(shades.std(), 1e-3)
-    focal = np.diagonal(target.view.intrinsics)[:2]
-    x, y = (right * focal[0] / points[:, 2], down * focal[1] / points[:, 2])
-    slopes = np.stack([x, y, -(x * points[:, 0] + y * points[:, 1]) / points[:, 2]], axis=1)
-    slopes /= theirs
-    derivatives = -_derivatives(points, points, slopes)
-    derivatives[:, 6:8] = 0.0  # the other's depth has no part in where points fall
-    return _Rows(
-        "colour",
-        residuals=(values - values.mean()) / theirs - (shades - shades.mean()) / ours,
-        source=_derivatives(own, own, slopes @ turn),
-        target=derivatives,
-    )
-
-
-def _derivatives(
-    moved: Float[np.ndarray, "n 3"], lifted: Float[np.ndarray, "n 3"], normals: np.ndarray
-) -> Float[np.ndarray, "n 9"]:
-    """Return the derivatives along the normals: of rigid motion, and of the pixels' points."""
-    flat = lifted * np.array([-1.0, -1.0, 0.0])
-    return np.concatenate(
-        [
-            np.cross(moved, normals),
-            normals,
-            (lifted * normals).sum(axis=1, keepdims=True),
-            (lifted / lifted[:, 2:] * normals).sum(axis=1, keepdims=True),
-            (flat * normals).sum(axis=1, keepdims=True),
-        ],
-        axis=1,
-    )
-
-
 def _solve(
-    rows: Sequence[Sequence[tuple[str, str, _Rows]]],
-    names: Sequence[str],
-    mask: np.ndarray,
-    gate: float,
+    rows: _Compared, names: Sequence[str], mask: np.ndarray, gate: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the Gauss-Newton step and the standard errors, 0 where nothing is free."""
-    size = len(mask)
+    size, count = len(mask), len(rows.missed)
     scales = {}
     for kind, least in FLOORS.items():
         floor = max(least, COARSE[kind] * (gate - GATES_M[-1]))
-        residuals = np.abs(_residuals(rows, kind))
+        residuals = np.abs(rows.residuals(kind))
         scales[kind] = max(1.4826 * float(np.median(residuals)), floor) if len(residuals) else floor
-    hessian, gradients = np.zeros((size, size)), []
-    for moment in rows:
-        gradient = np.zeros(size)
-        for a, b, r in moment:
-            share = 1 - np.square(r.residuals / (4.685 * scales[r.kind]))
-            weights = np.square(np.maximum(share, 0.0)) / scales[r.kind] ** 2
-            matrix = np.zeros((len(weights), size))
-            for name, part in ((a, r.source), (b, r.target)):
-                if name in names:
-                    k = names.index(name) * UNKNOWNS
-                    matrix[:, k : k + UNKNOWNS] = part
-            hessian += matrix.T @ (weights[:, None] * matrix)
-            gradient += matrix.T @ (weights * r.residuals)
-        gradients.append(gradient)
-    total = np.sum(gradients, axis=0)
+    hessian, gradients = np.zeros((size, size)), np.zeros((count, size))
+    for a, b, r in rows.found:
+        share = 1 - np.square(r.residuals / (4.685 * scales[r.kind]))
+        weights = np.square(np.maximum(share, 0.0)) / scales[r.kind] ** 2
+        parts = [(names.index(n) * UNKNOWNS, p) for n, p in ((a, r.source), (b, r.target))
+                 if n in names]  # fmt: skip
+        for k, first in parts:
+            weighted = weights[:, None] * first
+            for j, second in parts:
+                hessian[k : k + UNKNOWNS, j : j + UNKNOWNS] += weighted.T @ second
+            weighted *= r.residuals[:, None]
+            for column in np.flatnonzero(mask[k : k + UNKNOWNS]):
+                gradients[:, k + column] += np.bincount(r.moment, weighted[:, column], count)
+    total = gradients.sum(axis=0)
     prior = np.diag(1 / np.square(np.tile(PRIOR, len(names))))
     inner = np.ix_(mask, mask)
     inverse = np.linalg.inv((hessian + prior)[inner])
     step, error = np.zeros(size), np.zeros(size)
     step[mask] = -inverse @ total[mask]
-    each = np.stack(gradients)[:, mask] - total[mask] / len(gradients)
-    count = len(gradients)
+    each = gradients[:, mask] - total[mask] / count
     spread = inverse @ (each.T @ each) @ inverse * count / max(count - 1, 1)
-    error[mask] = np.sqrt(np.maximum(np.diag(spread), np.diag(inverse) * 0.05))
+    # What stands still is seen at the same pixels at all moments: they are not independent.
+    error[mask] = ALIKE * np.sqrt(np.maximum(np.diag(spread), np.diag(inverse) * 0.05))
     return step, error

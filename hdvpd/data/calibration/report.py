@@ -21,6 +21,7 @@ from hdvpd.data.calibration.estimate import describe_fit
 from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_signals
 from hdvpd.data.calibration.recording import spread
+from hdvpd.data.calibration.robot_fit import describe_robot_fit
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.calibration.wording import all_findings, cells_of, diagnosis_lines, verdict_line
 from hdvpd.data.writer import write_json
@@ -28,8 +29,8 @@ from hdvpd.reporting import files
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3
-WORST_POINTS = 500
-"""Of an image by which the worst moment is found."""
+WORST_MOMENTS, WORST_POINTS = 12, 500
+"""Moments among which the worst is sought, and points of an image by which."""
 COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 
 
@@ -118,12 +119,13 @@ def worst_moments(
     shown = {pair.cameras: len(moments) // 2 for pair in evidence.pairs}
     for pair in evidence.pairs:
         if pair.status == "fail":
+            looked_at = spread(WORST_MOMENTS, len(moments))
             alone = [
                 dataclasses.replace(m, robot=None, views={n: m.views[n] for n in pair.cameras})
-                for m in moments
+                for m in (moments[k] for k in looked_at)
             ]
             worst = [measure([m], index, WORST_POINTS).pairs[0].excess for m in alone]
-            shown[pair.cameras] = int(np.argmax(np.nan_to_num(worst)))
+            shown[pair.cameras] = looked_at[int(np.argmax(np.nan_to_num(worst)))]
     return shown
 
 
@@ -174,6 +176,7 @@ def as_json(report: Report) -> dict[str, Any]:
         if workspace is None
         else dict(zip(("min", "max"), (c.tolist() for c in workspace), strict=True)),
         "odd_episodes": list(report.found.odd_episodes),
+        "odd_cameras": list(report.found.odd_cameras),
         "diagnosis": _explanation_json(report.found),
         "limits": {name: value for name, value in vars(limits).items() if name.isupper()},
     }
@@ -205,6 +208,9 @@ def _explanation_json(found: Explanation) -> dict[str, Any] | None:
     corrections = describe_fit(found.estimate.fit) if found.estimate else []
     if found.estimate:
         alternatives += [", ".join(describe_fit(fit)) for fit in found.estimate.alternatives]
+    elif found.robot and not mistakes:
+        corrections = [describe_robot_fit(found.robot[0])]
+        alternatives += [describe_robot_fit(fit) for fit in found.robot[1:]]
     return {
         "mistakes": [
             {"name": mistake.name, "cameras": list(mistake.cameras), "fix": mistake.fix}

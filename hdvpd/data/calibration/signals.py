@@ -223,3 +223,27 @@ def target_lead(
     if not samples:
         return None
     return Lead(leads, tuple(float(e) for e in errors / samples), samples)
+
+
+def clearly_more(
+    first: Float[np.ndarray, "n"], second: Float[np.ndarray, "n"], margin: float
+) -> bool:
+    """Say whether numbers exceed others, moment by moment, by a margin and more than they scatter.
+
+    Args:
+      first: one number per moment; not finite is more than anything.
+      second: as many of something else.
+      margin: difference of the means that is none.
+    """
+    if len(first) != len(second) or not np.isfinite(second).all():
+        return False
+    differences = first - second
+    if not np.isfinite(differences).all():
+        return True
+    if differences.mean() < margin or not len(differences):
+        return False
+    count = len(differences)
+    if count < 2:
+        return True
+    error = max(float(differences.std(ddof=1)) / np.sqrt(count), 1e-9)
+    return bool(differences.mean() / error > scipy.stats.t.isf(0.01, count - 1))

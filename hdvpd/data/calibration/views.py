@@ -4,7 +4,8 @@ A calibration may be wrong here: a focal length may be negative and a pose no po
 raises.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,7 @@ class Moment:
       frame: of the episode.
       views: by camera.
       robot: kinematic points of the robot in the world [m]; None where link poses are unknown.
+      links: poses of the links that these points belong to, in the world [m]; None likewise.
       path: the same points from `PATH_REACH` frames before to as many after; None where the
         episode is too short for that.
     """
@@ -80,7 +82,27 @@ class Moment:
     frame: int
     views: Mapping[str, View]
     robot: Float[np.ndarray, "p 3"] | None = None
+    links: Float[np.ndarray, "l 4 4"] | None = None
     path: Float[np.ndarray, "f p 3"] | None = None
+
+
+def some(moments: Sequence[Moment], count: int) -> list[Moment]:
+    """Choose up to so many moments, evenly spread."""
+    at = np.unique(np.linspace(0, len(moments) - 1, min(count, len(moments))).round().astype(int))
+    return [moments[k] for k in at]
+
+
+def coarse(moments: Sequence[Moment], least: int) -> list[Moment]:
+    """Thin the views of moments by three, where as many pixels as the least remain."""
+
+    def smaller(view: View) -> View:
+        found = thin(view, view.depth_m.size // 4)
+        return found if found.depth_m.size >= least else view
+
+    return [
+        dataclasses.replace(m, views={name: smaller(view) for name, view in m.views.items()})
+        for m in moments
+    ]
 
 
 def thin(view: View, max_pixels: int) -> View:

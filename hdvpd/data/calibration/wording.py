@@ -1,11 +1,12 @@
 """The words of a calibration report: cells of its table, what explains failures, the verdict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.check import CameraReport, Report
 from hdvpd.data.calibration.estimate import Estimate, describe_fit
 from hdvpd.data.calibration.findings import Finding
+from hdvpd.data.calibration.robot_fit import RobotFit, describe_robot_fit
 
 
 def cells_of(name: str, camera: CameraReport, evidence: Evidence) -> list[str]:
@@ -59,6 +60,8 @@ def diagnosis_lines(report: Report) -> list[str]:
         lines.append(
             f"This would fit too, but not better: {'; '.join(found.diagnosis.alternatives)}."
         )
+    if found.robot and found.diagnosis is None and found.estimate is None:
+        lines += _robot_lines(found.robot, report)
     if found.estimate is not None:
         lines += _estimate_lines(found.estimate, report)
     passing = [name for name in report.cameras if repaired.status(name) == "pass"]
@@ -82,10 +85,31 @@ def _estimate_lines(estimate: Estimate, report: Report) -> Iterator[str]:
             f"{1e3 * worst.median_m:.1f} to {1e3 * after[worst.cameras].median_m:.1f} mm (95 %: "
             f"{1e3 * worst.p95_m:.1f} to {1e3 * after[worst.cameras].p95_m:.1f} mm)."
         )
-    if estimate.alternatives:
-        others = "; or ".join(", ".join(describe_fit(fit)) for fit in estimate.alternatives)
-        yield f"The data cannot tell this from: {others}."
+    yield from alternatives(report)
     yield f"`hdvpd data calibrate {report.path}` writes it."
+
+
+def _robot_lines(fits: Sequence[RobotFit], report: Report) -> Iterator[str]:
+    best = fits[0]
+    yield (
+        f"Correction: robot: {describe_robot_fit(best)}; applying it brings the differences of its "
+        f"points' distances from {1e3 * best.before_m:.0f} to {1e3 * best.after_m:.0f} mm."
+    )
+    yield from alternatives(report)
+    yield f"`hdvpd data calibrate {report.path}` writes it."
+
+
+def alternatives(report: Report) -> Iterator[str]:
+    """Say in at most one line what other corrections would explain as much as the one found."""
+    found = report.found
+    listed: list[str] = []
+    if found.estimate is not None:
+        listed = [", ".join(describe_fit(fit)) for fit in found.estimate.alternatives]
+    elif found.robot and found.diagnosis is None:
+        listed = [describe_robot_fit(fit) for fit in found.robot[1:]]
+        listed.append("all cameras moved the other way")
+    if listed:
+        yield f"The data cannot tell this from: {'; or '.join(listed)}."
 
 
 def _unexplained(report: Report) -> list[str]:

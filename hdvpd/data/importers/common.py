@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.data.importers.base import Channels, Options, View
+from hdvpd.data.importers.base import Channels, EndEffector, Options, View
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.data.importers.sidecar import SAFE_NAME
@@ -159,6 +159,22 @@ class Choices:
         if self.options.joint_targets and targets is None:
             raise self.place.error(f"--action joint-targets: {meaning}", "Leave the flag out.")
         return targets, meaning
+
+    def end_effectors(
+        self, columns: Callable[[Sequence[str]], Float[np.ndarray, "f 3"]]
+    ) -> tuple[EndEffector, ...]:
+        """Read the tools that the side-car names from columns <tool>.x, <tool>.y, <tool>.z.
+
+        Args:
+          columns: reads those of these names, or raises a `BadEpisodeError` [m].
+        """
+        tools = []
+        for name, arm in self.options.sidecar.end_effectors:
+            position = columns([f"{name}.{axis}" for axis in "xyz"])
+            pose = np.tile(np.eye(4), (len(position), 1, 1))
+            pose[:, :3, 3] = position
+            tools.append(EndEffector(name, arm, pose))
+        return tuple(tools)
 
     def base_to_world(self) -> Float[np.ndarray, "4 4"]:
         """Return where the robot model's root stands: as the side-car says, or at the origin."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data import resizing, schema, writer
-from hdvpd.data.arrays import LINKS, TARGET_LINKS, camera_array
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS, camera_array
 from hdvpd.data.corrections import Corrections
 from hdvpd.data.importers import base, conversions, describe
 from hdvpd.data.importers.describe import Job
@@ -129,8 +129,13 @@ def corrected_arrays(prepared: Prepared, corrections: Corrections) -> Mapping[st
             matrix, pose = (camera_array(name, key) for key in ("intrinsics", "camera_to_world"))
             arrays[matrix] = correction.matrices(arrays[matrix])
             arrays[pose] = correction.poses(arrays[pose])
-    for links in (LINKS, TARGET_LINKS) if corrections.moves_robot else ():
-        arrays[links] = (corrections.robot @ arrays[links]).astype(np.float32)
+    if corrections.moves_robot:
+        robot = schema.parse_robot(prepared.robot, corrections.file)
+        for links in (LINKS, TARGET_LINKS):
+            arrays[links] = corrections.links(arrays[links], robot.links).astype(np.float32)
+        for joints in (JOINT_POSITIONS, JOINT_TARGETS):
+            moved = corrections.joint_values(arrays[joints], robot.joints)
+            arrays[joints] = moved.astype(np.float32)
     return arrays
 
 

@@ -14,6 +14,7 @@ Row t of joints.csv belongs to the pictures numbered t.
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -33,7 +34,6 @@ from hdvpd.errors import UserError
 DEPTH_UNIT_M = 0.001
 TABLE = "joints.csv"
 _PICTURE = re.compile(r"(\d+)\.(?:png|jpe?g)", re.IGNORECASE)
-_POSITION = (".x", ".y", ".z")
 
 
 class FolderSource(base.AbstractSource):
@@ -94,7 +94,7 @@ class FolderSource(base.AbstractSource):
             joints=joints,
             joint_positions=_columns(place, table, [joint.name for joint in joints]),
             joint_targets=_columns(place, table, targets) if commanded else None,
-            end_effectors=self._end_effectors(place, table),
+            end_effectors=choices.end_effectors(functools.partial(_columns, place, table)),
             base_to_world=choices.base_to_world(),
             fields={
                 "joint_positions": f"columns of {TABLE}, measured",
@@ -116,17 +116,6 @@ class FolderSource(base.AbstractSource):
                     f"pictures in {Path(folder).relative_to(episode)} are left out: "
                     f"{self._sidecar.file.name} names no camera for them"
                 )
-
-    def _end_effectors(
-        self, place: SourcePlace, table: Mapping[str, np.ndarray]
-    ) -> tuple[base.EndEffector, ...]:
-        tools = []
-        for name, arm in self._sidecar.end_effectors:
-            position = _columns(place, table, [name + axis for axis in _POSITION])
-            pose = np.tile(np.eye(4), (len(position), 1, 1))
-            pose[:, :3, 3] = position
-            tools.append(base.EndEffector(name, arm, pose))
-        return tuple(tools)
 
 
 def _camera(place: SourcePlace, name: str, frames: int, choices: Choices) -> base.Camera:

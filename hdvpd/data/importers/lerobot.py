@@ -45,7 +45,6 @@ READINGS = tuple(
 )
 """What a column of extrinsics may hold."""
 _STATE, _ACTION = "observation.state", "action"
-_POSITION = (".x", ".y", ".z")
 
 
 class LeRobotSource(base.AbstractSource):
@@ -106,7 +105,7 @@ class LeRobotSource(base.AbstractSource):
                 joints=state.joints,
                 joint_positions=state.values[:, state.columns],
                 joint_targets=None if targets is None else targets[:, state.columns],
-                end_effectors=state.end_effectors(),
+                end_effectors=choices.end_effectors(state.named),
                 base_to_world=choices.base_to_world(),
                 fields={
                     "joint_positions": f"{_STATE}, measured",
@@ -208,21 +207,15 @@ class _State:
         named = [_joint(self._names[k]) for k in self.columns]
         self.joints = choices.joints(named)
 
-    def end_effectors(self) -> tuple[base.EndEffector, ...]:
-        """Read the tools that the side-car names from columns <tool>.x, <tool>.y, <tool>.z."""
-        tools = []
-        for name, arm in self._sidecar.end_effectors:
-            missing = [name + axis for axis in _POSITION if name + axis not in self._names]
-            if missing:
-                raise self._place.error(
-                    f"{_STATE} has no value named {missing[0]!r}; it has {', '.join(self._names)}",
-                    f"{self._sidecar.file} names the end effectors.",
-                )
-            pose = np.tile(np.eye(4), (len(self.values), 1, 1))
-            columns = [self._names.index(name + axis) for axis in _POSITION]
-            pose[:, :3, 3] = self.values[:, columns]
-            tools.append(base.EndEffector(name, arm, pose))
-        return tuple(tools)
+    def named(self, names: Sequence[str]) -> Float[np.ndarray, "f c"]:
+        """Return the values of these names, which the side-car says are there."""
+        missing = [name for name in names if name not in self._names]
+        if missing:
+            raise self._place.error(
+                f"{_STATE} has no value named {missing[0]!r}; it has {', '.join(self._names)}",
+                f"{self._sidecar.file} names the end effectors.",
+            )
+        return self.values[:, [self._names.index(name) for name in names]]
 
     def unit_warnings(self) -> Iterator[str]:
         """Say which joints cannot be radians."""

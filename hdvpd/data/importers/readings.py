@@ -21,9 +21,9 @@ from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.describe import Job
 from hdvpd.data.importers.prepare import prepare
 from hdvpd.data.importers.sidecar import FILE_NAME
+from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.schema import parse_robot
 from hdvpd.errors import UserError
-from hdvpd.kinematics import kinematic_points
 
 MOMENTS = 4
 """Frames of the episode that are compared."""

@@ -1,4 +1,4 @@
-"""Masks made of masks, beside their sums: diagonal scalings, Kronecker products, a class token.
+"""Masks made of masks: sums, diagonal scalings, Kronecker products, a class token.
 
 A product costs what the parts' products cost, and compositions compose.
 """
@@ -12,6 +12,46 @@ from hdvpd.errors import UserError
 from hdvpd.types import Array, Bool, Float, pytree
 
 Apply = Callable[[Float[Array, "s d"]], Float[Array, "s d"]]
+
+
+@pytree
+class SumMask(AbstractMask):
+    """M = M_1 + M_2.
+
+    Attributes:
+      first: M_1.
+      second: M_2.
+
+    Raises:
+      UserError: the two differ in size.
+    """
+
+    first: AbstractMask
+    second: AbstractMask
+
+    def __post_init__(self) -> None:
+        if self.first.num_tokens != self.second.num_tokens:
+            raise UserError(
+                f"sum of masks over {self.first.num_tokens} and {self.second.num_tokens} tokens: "
+                "both must have the same number."
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows and columns of M."""
+        return self.first.num_tokens
+
+    def __matmul__(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Return M x."""
+        return self.first @ x + self.second @ x
+
+    def dense(self) -> Float[Array, "t t"]:
+        """Return M."""
+        return self.first.dense() + self.second.dense()
+
+    def rounding_error(self, x: Float[Array, "t c"]) -> Float[Array, "t c"]:
+        """Add the parts' rounding errors."""
+        return self.first.rounding_error(x) + self.second.rounding_error(x)
 
 
 @pytree

@@ -1,0 +1,88 @@
+"""Where a training begins: at its first step, or at the last sound checkpoint of its run."""
+
+import jax
+from flax import nnx
+
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.store import Dataset
+from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
+from hdvpd.training.processes import Team
+from hdvpd.training.run_folder import RunFolder
+from hdvpd.training.session import new_progress
+from hdvpd.training.step import TrainState, create_train_state
+
+_NEW = -1
+
+
+def start_or_restore(
+    store: CheckpointStore, config: Config, dataset: Dataset, step: int | None, team: Team
+) -> tuple[nnx.GraphDef, TrainState, Progress]:
+    """Take the run's last sound checkpoint, or the initial state where there is none.
+
+    Checkpoints after the restored one, damaged or of an abandoned continuation, are set aside.
+
+    Args:
+      store: checkpoints of the run.
+      config: of this start.
+      dataset: what this start reads.
+      step: the checkpoint to take; None takes the newest sound one.
+      team: takes one and the same.
+
+    Returns:
+      Definition of the model, the state to continue from, and where the run stands.
+
+    Raises:
+      UserError: there is no such checkpoint, or it belongs to a run of another kind.
+    """
+    identity, scene = dataset.identity(), dataset.scene_spec(config.data)
+    chosen = team.from_primary(
+        team.together(lambda: find_start(store, step) if team.primary else _NEW)
+    )
+    if chosen == _NEW:
+        graphdef, state = create_train_state(config, scene)
+        team.together(
+            lambda: require_disk_space(store.path.parent, state) if team.primary else None
+        )
+        return graphdef, state, new_progress(identity)
+
+    def restore() -> tuple[nnx.GraphDef, TrainState, Progress]:
+        saved_config, _, saved_progress = store.read_origin(chosen)
+        RunFolder(store.path.parent).require_same(
+            saved_config,
+            config,
+            saved_dataset=saved_progress["dataset"],
+            dataset=identity,
+        )
+        graphdef, shapes = describe_train_state(config, scene)
+        state, _, progress = store.restore(chosen, shapes)
+        return graphdef, state, progress
+
+    restored = team.together(restore)
+    if team.primary:
+        for later in store.steps():
+            if later > chosen:
+                store.set_aside(later)
+    return restored
+
+
+def find_start(store: CheckpointStore, step: int | None) -> int:
+    """Return the step of the checkpoint to continue from, or -1 to start anew.
+
+    Raises:
+      UserError: the one asked for, or every one there is, is missing or damaged.
+    """
+    store.clean()
+    return _NEW if step is None and not store.steps() else store.sound_step(step)
+
+
+def describe_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, TrainState]:
+    """Build the train state with shapes for arrays: initialising only to restore costs seconds."""
+    graphdefs: list[nnx.GraphDef] = []
+
+    def create() -> TrainState:
+        graphdef, state = create_train_state(config, scene)
+        graphdefs.append(graphdef)
+        return state
+
+    shapes = jax.eval_shape(create)
+    return graphdefs[0], shapes

@@ -1,0 +1,104 @@
+"""Trainings in several real processes, for tests: the tiny model, one device each, on 127.0.0.1."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hdvpd.config import Config
+from hdvpd.config.experiments import to_toml
+
+TRAIN = """
+import sys
+from hdvpd.training import step
+import scenes
+step.Model = scenes.{model}
+from hdvpd.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def paths() -> list[str]:
+    """Return where a process finds the tests and the package."""
+    return [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+
+def start_training(
+    config: Config,
+    run_dir: Path,
+    count: int,
+    *words: str,
+    devices: int = 1,
+    model: str = "TinyModel",
+) -> list[subprocess.Popen[str]]:
+    """Start the processes of one training; `finish` waits for them and leaves none behind."""
+    file = run_dir.parent / f"{run_dir.name}.toml"
+    file.write_text(to_toml(config))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths()),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
+        "--xla_backend_optimization_level=0",
+    }
+    port = free_port()
+    command = [
+        sys.executable,
+        "-c",
+        TRAIN.format(model=model),
+        "train",
+        str(file),
+        "--runs-dir",
+        str(run_dir.parent),
+    ]
+    command += ["--name", run_dir.name, *words]
+    if count > 1:
+        command += ["--distributed", "--coordinator", f"127.0.0.1:{port}"]
+        command += ["--num-processes", str(count), "--process-id"]
+    return [
+        subprocess.Popen(
+            [*command, *([str(number)] if count > 1 else [])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for number in range(count)
+    ]
+
+
+@contextlib.contextmanager
+def running(*arguments: Any, **settings: Any) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start the processes of a training; whatever happens, none is left behind."""
+    started = start_training(*arguments, **settings)
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def finish(
+    processes: Sequence[subprocess.Popen[str]], seconds: float = 500
+) -> list[tuple[int, str, str]]:
+    """Wait for processes, not for ever; return exit status, output and errors of each."""
+    done = []
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=seconds)
+            done.append((process.returncode, out, errors))
+    finally:
+        for process in processes:
+            process.kill()
+    return done

@@ -1,0 +1,131 @@
+"""Several real processes train one model, as one device does, whatever happens to one of them."""
+
+import dataclasses
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import processes
+import pytest
+import scenes
+
+import hdvpd.train
+from hdvpd.config import Config
+from hdvpd.errors import UserError
+from hdvpd.training import step as step_module
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.processes import LOST_STATUS, Team, join
+
+
+@pytest.fixture(scope="module")
+def config(debug_config: Config, synthetic_dataset: Path) -> Config:
+    """Six steps of four windows; the last batch of the validation's three windows is ragged."""
+    data = dataclasses.replace(debug_config.data, path=str(synthetic_dataset))
+    train = dataclasses.replace(
+        debug_config.train, num_steps=6, batch_size=4, log_every=1, validate_every=3,
+        validation_windows=3, checkpoint_every=3, keep_checkpoints=10,
+    )  # fmt: skip
+    return dataclasses.replace(debug_config, data=data, train=train)
+
+
+@pytest.fixture
+def tiny() -> Iterator[None]:
+    """Train the tiny model in this process too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "Model", scenes.TinyModel)
+        yield
+
+
+def with_train(config: Config, **changes: object) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def losses(run: Path) -> dict[tuple[str, int], float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {(r["kind"], r["step"]): r["loss"] for r in lines if "loss" in r}
+
+
+def assert_same_losses(run: Path, expected: Path) -> None:
+    ours, theirs = losses(run), losses(expected)
+    assert ours.keys() == theirs.keys()
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process, one device."""
+    path = tmp_path_factory.mktemp("alone") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "Model", scenes.TinyModel)
+        hdvpd.train.main(config, run_dir=path)
+    return path
+
+
+def wait_for_checkpoint(run: Path, step: int, started: list, seconds: float = 500) -> None:
+    deadline = time.monotonic() + seconds
+    while not any(saved >= step for saved in CheckpointStore(run).steps()):
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.05)
+
+
+def test_two_processes_train_as_one_device_does(
+    alone: Path, config: Config, tmp_path: Path
+) -> None:
+    run = tmp_path / "two"
+    done = processes.finish(
+        processes.start_training(with_train(config, shard_state=True), run, 2, devices=1)
+    )
+    assert [status for status, _, _ in done] == [0, 0], done
+    assert_same_losses(run, alone)
+    assert CheckpointStore(run).steps() == [0, 3, 6]
+    # The primary talks and writes, the other does neither.
+    assert "step 6 is saved" in done[0][1]
+    assert "step 6" not in done[1][1]
+    assert (run / "first_batch.png").is_file()
+
+
+def test_a_lost_process_ends_the_job_and_fewer_continue_it(
+    config: Config, tmp_path: Path, tiny: None
+) -> None:
+    endless = with_train(
+        config, num_steps=10**6, checkpoint_every=10, validate_every=0, preflight="off"
+    )
+    with processes.running(endless, tmp_path / "run", 2) as started:
+        wait_for_checkpoint(tmp_path / "run", 10, started)
+        started[1].send_signal(signal.SIGKILL)
+        (status, _, errors), _ = processes.finish(started)
+    assert status == LOST_STATUS, errors
+    assert "another of the 2 processes is gone" in errors
+    assert "--resume" in errors
+    last = CheckpointStore(tmp_path / "run").sound_step()
+    fewer = dataclasses.replace(
+        endless, train=dataclasses.replace(endless.train, num_steps=last + 4)
+    )
+    hdvpd.train.main(fewer, run_dir=tmp_path / "run", resume="auto")
+    steps = [step for kind, step in losses(tmp_path / "run") if kind == "train"]
+    assert steps == list(range(1, last + 5))
+
+
+def test_one_process_is_a_team_without_any_exchange() -> None:
+    team = Team.here()
+    assert (team.number, team.count, team.primary) == (0, 1, True)
+    assert team.any(True)
+    assert not team.any(False)
+    assert team.from_primary(7) == 7
+    assert team.together(lambda: "done") == "done"
+    with pytest.raises(UserError, match="as it is"):
+        team.together(lambda: refuse("as it is"))
+
+
+def refuse(words: str) -> None:
+    raise UserError(words)
+
+
+def test_a_wrong_number_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PROCESS_ID", "first")
+    with pytest.raises(UserError, match="JAX_PROCESS_ID is 'first'"):
+        join("127.0.0.1:1", 2)
