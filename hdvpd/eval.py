@@ -144,9 +144,6 @@ def prepare(
       checkpoint_step: which checkpoint, or None for the newest sound one.
       configure: from the configuration of the training to that of the evaluation.
 
-    Returns:
-      The run, ready to be evaluated.
-
     Raises:
       UserError: see `main`.
     """
@@ -194,10 +191,6 @@ def evaluate(name: str, run: Run) -> Evaluation:
 
 def report_motion(target: Path, runs: dict[str, Run]) -> None:
     """Score the motion of objects of every run, print and write it, and render nothing.
-
-    Args:
-      target: folder of the results, which keeps what else is there.
-      runs: by name.
 
     Raises:
       UserError: the data set does not know its objects.
@@ -255,12 +248,6 @@ def require_changeable(trained: Config, config: Config) -> None:
 
 def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Path) -> None:
     """Refuse a data set of another robot or workspace.
-
-    Args:
-      scene: what the model was built for.
-      dataset: what it is to be evaluated on.
-      config: may override the workspace.
-      folder: of the run, for the message.
 
     Raises:
       UserError: naming both.

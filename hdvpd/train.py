@@ -133,17 +133,7 @@ def run_steps(
     stop: StopSignals,
     model: tuple[nnx.GraphDef, TrainState, TrainStep],
 ) -> None:
-    """Take the steps that are left, and do what is due after each.
-
-    Args:
-      session: of the run.
-      config: of the run.
-      data: what it reads.
-      layout: of its arrays.
-      loader: of the batches from the session's step on.
-      stop: ends the run early.
-      model: its definition, the state to continue from, and the jitted step.
-    """
+    """Take the steps that are left, and do what is due after each."""
     graphdef, state, train_step = model
     batches = device_batches(loader, config.train.num_steps - session.step, layout)
     batch = next(batches, None)
@@ -197,9 +187,6 @@ def roll_out(config: Config, graphdef: nnx.GraphDef, params: Params, data: Train
 
 def open_data(config: Config) -> TrainingData:
     """Open the data set and list the windows of training and validation.
-
-    Returns:
-      What the run reads.
 
     Raises:
       UserError: the data set is missing or damaged, a split is empty, or episodes are too short.

@@ -37,14 +37,11 @@ def antithetic_draws(draws: Float[JaxArray, "n"]) -> Float[JaxArray, "n"]:
 def independent_slots(
     bits: Shaped[JaxArray, "n"], degrees: Int[JaxArray, "n"]
 ) -> Int[JaxArray, "n"]:
-    """Choose a neighbour for every walker by itself.
+    """Choose a place in its node's list of neighbours for every walker by itself, uniformly.
 
     Args:
       bits: 32 random bits per walker.
       degrees: out-degree of each walker's node; 0 gives any slot.
-
-    Returns:
-      Position in the node's list of neighbours, uniform over it.
     """
     return _below(bits, jnp.maximum(degrees, 1))
 

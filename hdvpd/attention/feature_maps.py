@@ -35,11 +35,6 @@ def orthogonal_gaussian(key: PRNGKey, num_features: int, width: int) -> Float[Ar
     Uniform over rotations, as `jax.random.orthogonal` is, and not as a QR decomposition comes:
     public Performer code takes its Q without the signs of R's diagonal, and its estimate is biased.
 
-    Args:
-      key: draws.
-      num_features: rows, m.
-      width: columns, w.
-
     Returns:
       Rows of random directions, their lengths independent as those of Gaussian vectors.
     """
@@ -84,9 +79,6 @@ def favor_features(
       key: keys per head.
       projection: random rows of every head, from `orthogonal_gaussian`.
       mask: real keys; the features of others are of no meaning.
-
-    Returns:
-      Positive features of queries and keys.
     """
     of_query, of_key = (softmax_exponents(x, projection) for x in (query, key))
     real = mask[:, None, None]

@@ -51,11 +51,6 @@ def neighbor_graph(
 
     The walk graph of arXiv 2410.03462, App. C.3.
 
-    Args:
-      found: neighbour lists of all tokens.
-      mask: real tokens.
-      kernels: form in which walks and products are computed.
-
     Returns:
       A graph in which a missing neighbour is the token itself (the walker waits), so that W stays
       row-stochastic where fewer than k neighbours exist. Padding has loops only: it is nobody's
@@ -77,10 +72,6 @@ def transition_graph(graph: SparseRows, halting: float = 0.0) -> SparseRows:
     On this graph the importance weights of sampled walks cancel, so that every load is 1: walks
     count visits, as random-walk graph-node kernels (arXiv 2107.07999) and the ad-hoc ablation of
     arXiv 2410.03462 do.
-
-    Args:
-      graph: its edges, whatever their weights.
-      halting: probability p to stop before each hop.
     """
     degrees = jnp.asarray(graph.num_entries)[:, None]
     used = np.arange(graph.columns.shape[1])[None] < degrees

@@ -160,15 +160,7 @@ def move(
     alive: Bool[JaxArray, "n"],
     halting: float,
 ) -> Walkers:
-    """Move the walkers that live to the chosen neighbours: load *= W_uv d_u / (1 - p).
-
-    Args:
-      graph: where they walk.
-      walkers: before the hop.
-      slots: position of each walker's next node in its node's list.
-      alive: walkers that have not stopped before this hop.
-      halting: p.
-    """
+    """Move the walkers that live to the chosen neighbours: load *= W_uv d_u / (1 - p)."""
     here = walkers.nodes
     odds = graph.num_entries[here] / max(1.0 - halting, np.finfo(np.float32).tiny)
     return Walkers(

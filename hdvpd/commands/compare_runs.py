@@ -206,13 +206,7 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
 def make_once(
     made: dict[str, Program], member: str, make: Callable[..., Program]
 ) -> Callable[..., Program]:
-    """Return a function that makes a member's program the first time and then gives the same one.
-
-    Args:
-      made: programs by member.
-      member: whose program.
-      make: from what its first run gives to the program.
-    """
+    """Return what makes a member's program the first time and then gives the same one."""
 
     def make_or_reuse(*arguments: Any) -> Program:
         if member not in made:
@@ -224,10 +218,6 @@ def make_once(
 
 def is_finished(run: PlannedRun, dataset: str) -> bool:
     """Say whether a run's last checkpoint is there and sound.
-
-    Args:
-      run: what it was to be.
-      dataset: identity of the data set.
 
     Raises:
       UserError: the run was made with another configuration or on another data set.
@@ -291,11 +281,6 @@ def _prepare(run: PlannedRun) -> Run:
 def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
     """Score a run, or read what the same checkpoint scored on the same frames.
 
-    Args:
-      name: of the run.
-      run: ready to be evaluated.
-      compile_model: gives the model its compiled parts.
-
     Returns:
       The scores, which are also kept in the run's `scores.json`.
     """
@@ -325,11 +310,7 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
 
 
 def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """Say what a comparison was made from.
-
-    Returns:
-      Label and value.
-    """
+    """Say what a comparison was made from."""
     config = runs[0].config
     train, model = config.train, config.model
     return {

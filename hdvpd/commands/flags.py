@@ -134,9 +134,6 @@ def documentation(schema: type[Settings]) -> dict[str, str]:
 def read_flags(words: Sequence[str]) -> Tables:
     """Read flags of the configuration, for scripts that have no command of their own.
 
-    Args:
-      words: nothing but flags and their values.
-
     Returns:
       Tables for `hdvpd.config.experiments.load_config`.
     """

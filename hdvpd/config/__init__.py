@@ -75,13 +75,7 @@ class AbstractDynamicsSettings(Settings, abc.ABC):
 
     @abc.abstractmethod
     def make(self, model: "ModelConfig", scene: "SceneSpec", *, rngs: Any) -> Any:
-        """Return the model, a `hdvpd.dynamics.base.AbstractDynamics`.
-
-        Args:
-          model: what all parts share.
-          scene: what is known of the data set.
-          rngs: flax's streams of random keys.
-        """
+        """Return the model, a `hdvpd.dynamics.base.AbstractDynamics`."""
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,6 @@ def load_config(name_or_path: str, overrides: Tables | None = None) -> Config:
       name_or_path: name of an experiment that comes with hdvpd, or path of a TOML file.
       overrides: what to change of it, such as `{"model": {"num_particles": 512}}`.
 
-    Returns:
-      The checked configuration.
-
     Raises:
       UserError: a key, a type, a value or a combination is not possible.
     """
@@ -84,9 +81,6 @@ def load_config(name_or_path: str, overrides: Tables | None = None) -> Config:
 
 def read_toml(path: Path | str) -> Config:
     """Read a TOML file; keys that it lacks keep their defaults.
-
-    Returns:
-      The checked configuration.
 
     Raises:
       UserError: the file cannot be read, or a key, a type or a value is not possible.

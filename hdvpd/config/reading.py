@@ -125,14 +125,7 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def _build(kind: type[S], table: Tables, given: _Given, prefix: str) -> S:
-    """Make settings of their table.
-
-    Args:
-      kind: of the settings.
-      table: of them.
-      given: where they come from.
-      prefix: before their keys.
-    """
+    """Make settings of their table."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -248,9 +241,6 @@ def key_types(schema: type[Settings] = Config, prefix: str = "") -> dict[str, An
 
 def nearest_key(name: str) -> str | None:
     """Find the key that a wrong one most probably meant.
-
-    Args:
-      name: the wrong key, dotted or not.
 
     Returns:
       The nearest valid dotted key, or None when nothing is near.

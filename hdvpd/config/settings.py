@@ -33,13 +33,7 @@ class SettingError(UserError):
     """
 
     def __init__(self, key: str, value: object, remedy: str) -> None:
-        """Say what was found and what to do.
-
-        Args:
-          key: of the value.
-          value: as it was found.
-          remedy: what to do about it.
-        """
+        """Say what was found and what to do."""
         super().__init__(f"{key} = {value!r} is not possible: {remedy}.")
         self.key, self._value, self._remedy = key, value, remedy
 
@@ -264,9 +258,6 @@ def entries(
       settings: to be listed.
       prefix: before every key.
       free: occasions on which all of them may differ.
-
-    Yields:
-      The entries.
     """
     for field in dataclasses.fields(settings):
         key, value = f"{prefix}{field.name}", getattr(settings, field.name)
@@ -305,9 +296,6 @@ def free_keys(schema: type[Settings], occasion: Occasion, prefix: str = "") -> I
       schema: settings, whose exchangeable parts are left out.
       occasion: when.
       prefix: before every key.
-
-    Yields:
-      The keys.
     """
     for field in dataclasses.fields(schema):
         if any(occasion in mark.occasions for mark in marks(field.type, Free)):

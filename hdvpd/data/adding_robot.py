@@ -79,9 +79,6 @@ def misfits(dataset: Dataset) -> list[str]:
 
     It is that of the first one; a source may have moved the robot's base since.
 
-    Args:
-      dataset: some of its episodes are read.
-
     Returns:
       A line for people, or none.
     """

@@ -86,11 +86,6 @@ def names_of(info: DatasetInfo) -> tuple[str, ...]:
 def shapes_of(name: str, info: DatasetInfo, length: int) -> tuple[tuple[int, ...], ...]:
     """List the shapes that an array may have.
 
-    Args:
-      name: its path inside the episode.
-      info: of the data set.
-      length: frames of the episode.
-
     Returns:
       One, or with and without the axis of time where nothing may change; none if it is undeclared.
     """

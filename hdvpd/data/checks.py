@@ -61,11 +61,6 @@ class Place(AbstractPlace):
 def check_depth(place: AbstractPlace, camera: str, valid: Bool[np.ndarray, "f h w"]) -> None:
     """Require some valid depth in every frame.
 
-    Args:
-      place: where the frames come from.
-      camera: name.
-      valid: pixels with finite, positive depth.
-
     Raises:
       UserError: a frame has none.
     """
@@ -113,11 +108,6 @@ def check_pose(
     place: AbstractPlace, camera: str, camera_to_world: Float[np.ndarray, "f 4 4"]
 ) -> None:
     """Require rigid camera poses.
-
-    Args:
-      place: where the frames come from.
-      camera: name.
-      camera_to_world: poses.
 
     Raises:
       UserError: a rotation is not orthonormal with determinant +1, or the last row not 0 0 0 1.

@@ -245,10 +245,6 @@ def read_corrections(folder: Path) -> Corrections:
 def parse_corrections(raw: Any, file: Path) -> Corrections:
     """Check corrections read from JSON.
 
-    Args:
-      raw: the content.
-      file: where it stands, for messages.
-
     Raises:
       UserError: it is not of this format, or a value is impossible.
     """

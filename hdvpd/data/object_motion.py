@@ -60,9 +60,6 @@ def objects_move(objects: Objects, last: int, end: int) -> bool:
 def changed_away_from_robot(batch: Batch) -> Float[np.ndarray, "pairs"]:
     """Return the share of pixels that change between consecutive frames, away from the robot.
 
-    Args:
-      batch: an episode as one window, numpy arrays.
-
     Returns:
       The share between every frame and the next.
     """

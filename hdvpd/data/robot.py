@@ -40,10 +40,6 @@ class Robot:
     def __init__(self, description: Mapping[str, Any], source: Path) -> None:
         """Read a description; MuJoCo is not needed yet.
 
-        Args:
-          description: decoded robot.json.
-          source: file that it came from.
-
         Raises:
           UserError: it is of another format, or something is missing.
         """
@@ -219,9 +215,6 @@ def describe_robot(
       moves: for every joint of the data the joints of the model that it moves, each with a factor
         and an offset; none for a joint that moves no link.
       base_to_world: pose of the model's root; by default the world's.
-
-    Returns:
-      Plain values.
     """
     base = np.eye(4) if base_to_world is None else base_to_world
     joints = [

@@ -50,12 +50,6 @@ class Setup:
 def describe_setup(dataset: Dataset) -> dict[str, Any]:
     """Collect what `read_setup` reads from a data set.
 
-    Args:
-      dataset: that a model is trained on.
-
-    Returns:
-      Plain values.
-
     Raises:
       UserError: an array or the robot model is damaged.
     """
@@ -83,10 +77,6 @@ def find_setup(folder: Path, data_path: str) -> Setup | None:
     """Read the setup of a run, or make it from the run's data set, if that is at hand.
 
     A setup without a robot model is made anew: `hdvpd data robot` may have added one since.
-
-    Args:
-      folder: of the run.
-      data_path: of the data set that it was trained on.
 
     Raises:
       UserError: what is there is damaged.

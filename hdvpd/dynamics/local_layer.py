@@ -18,12 +18,7 @@ class AbstractLocalLayer(nnx.Module, Generic[Plan]):
 
     @abc.abstractmethod
     def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
-        """Return the update of every token.
-
-        Args:
-          tokens: of all particles and points.
-          plan: of its settings, for these tokens' positions.
-        """
+        """Return the update of every token."""
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,6 @@ def subsample(
       key: draws.
       even: draw systematically along the Z order, one point from each of num_particles stretches
         of equal length, so that there are no holes; otherwise independently.
-
-    Returns:
-      The particles.
     """
     if even:
         chosen, mask = systematic_subset(z_order(points, valid), valid, num_particles, key)

@@ -233,9 +233,6 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
 
     Args:
       summary: of `summarize_comparison`.
-
-    Returns:
-      Markdown.
     """
     seeds, episodes = len(summary["seeds"]), len(summary["episodes"])
     over = "seeds and episodes, both as random effects" if seeds > 1 else "episodes"

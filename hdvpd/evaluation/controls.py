@@ -44,9 +44,6 @@ def replace_plan(robot: RobotPoints, other: RobotPoints) -> RobotPoints:
     Args:
       robot: of a window, axes (f); what was observed stays.
       other: whose planned frames are taken.
-
-    Returns:
-      The combination.
     """
     return jax.tree.map(
         lambda own, foreign: np.concatenate([own[:OBSERVED_FRAMES], foreign[OBSERVED_FRAMES:]]),

@@ -184,9 +184,6 @@ def summarize(scores: Scores, settings: dict[str, Any]) -> dict[str, Any]:
 def describe_sample(summary: Mapping[str, Any]) -> str:
     """Say on how many episodes and windows numbers rest.
 
-    Args:
-      summary: one run's object in metrics.json.
-
     Returns:
       For instance "6 held-out episodes, 3 windows each".
     """
@@ -299,11 +296,7 @@ def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Encode a figure, the same bytes for the same figure.
-
-    Returns:
-      The PNG file.
-    """
+    """Encode a figure, the same bytes for the same figure."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130, metadata={"Software": None})
     return data.getvalue()

@@ -74,13 +74,6 @@ class RunResult:
 def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]:
     """Choose the windows of an evaluation and whose plans they borrow.
 
-    Args:
-      dataset: to evaluate on.
-      settings: number of steps, episodes and windows, and the controls.
-
-    Returns:
-      Windows, by episode and start.
-
     Raises:
       UserError: the split is empty, an episode is too short, or there is only one episode.
     """
@@ -113,9 +106,6 @@ def make_clip(
       cameras: names of the views.
       title: of the video.
       rate_hz: frames per second of the data.
-
-    Returns:
-      The clip.
     """
     return Clip(
         title=title,
@@ -234,9 +224,5 @@ def collect_scores(
 
 
 def describe_windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
-    """Say for metrics.json what was rolled out.
-
-    Returns:
-      Plain values.
-    """
+    """Say for metrics.json what was rolled out."""
     return [dataclasses.asdict(window) for window in windows]

@@ -115,9 +115,6 @@ def moving_pixels(
       truth: whitened frame of one rollout step.
       last_observed: whitened last observed frame of the same camera.
       threshold: a pixel moves if any channel differs by more than this.
-
-    Returns:
-      True where it moves.
     """
     difference = np.abs(np.asarray(truth, np.float64) - np.asarray(last_observed, np.float64))
     return np.max(difference, axis=-1) > threshold

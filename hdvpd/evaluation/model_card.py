@@ -29,9 +29,6 @@ def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
       file: name of the packed model.
       step: the checkpoint that was packed.
 
-    Returns:
-      Markdown.
-
     Raises:
       UserError: the run was not evaluated at this step.
     """

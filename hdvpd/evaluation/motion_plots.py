@@ -36,9 +36,6 @@ def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> byte
       folder: where to.
       motions: of `summarize_motion`, by name of the run.
 
-    Returns:
-      The plot, a PNG.
-
     Raises:
       UserError: the disk is full or not writable.
     """

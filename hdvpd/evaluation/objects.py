@@ -75,9 +75,6 @@ def particle_truth(
       cloud: encoded from the last observed frame.
       objects: during the window.
       robot_positions: kinematic points of the window [m].
-
-    Returns:
-      The truth of the predicted frames.
     """
     last = OBSERVED_FRAMES - 1
     points, mask = np.asarray(cloud.positions), np.asarray(cloud.mask)

@@ -36,9 +36,6 @@ def staging_folder(target: Path) -> Iterator[Path]:
     The target is made too, before hours are spent on what then cannot be written, and removed
     again if it stays empty.
 
-    Args:
-      target: where the files will end.
-
     Yields:
       An empty folder on the same disk.
     """

@@ -41,9 +41,6 @@ _PLOTTED = ("object_psnr", "robot_psnr", "rest_psnr", "sharpness")
 def summarize_pixels(scores: Scores) -> dict[str, Any]:
     """Make the entries `pixels` and `reconstruction` of metrics.json.
 
-    Args:
-      scores: of a run.
-
     Returns:
       The layout of docs/evaluation.md, plain values only; nothing if they were not kept.
     """
@@ -70,11 +67,7 @@ def summarize_pixels(scores: Scores) -> dict[str, Any]:
 
 
 def pixel_table(summary: Mapping[str, Any]) -> Table:
-    """Lay out the measures of pixels, means over all rollout steps.
-
-    Args:
-      summary: one run's object in metrics.json.
-    """
+    """Lay out the measures of pixels, means over all rollout steps."""
     rows: list[list[Cell]] = [
         [
             LABELS[predictor],
@@ -89,11 +82,7 @@ def pixel_table(summary: Mapping[str, Any]) -> Table:
 
 
 def reconstruction_table(summary: Mapping[str, Any]) -> Table:
-    """Lay out how well the last observed frame is rendered from its own particles.
-
-    Args:
-      summary: one run's object in metrics.json.
-    """
+    """Lay out how well the last observed frame is rendered from its own particles."""
 
     def cell(metric: str) -> str:
         entry = summary["reconstruction"][metric]
@@ -107,9 +96,6 @@ def reconstruction_table(summary: Mapping[str, Any]) -> Table:
 
 def pixels_csv(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Write one row per run, predictor and step.
-
-    Args:
-      summaries: of runs with measures of pixels, by name.
 
     Returns:
       The table; empty cells where a number does not exist.
@@ -126,9 +112,6 @@ def pixels_csv(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 def plot_pixels(summaries: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Plot the measures of pixels against the rollout step, with 95 % intervals as bands.
-
-    Args:
-      summaries: of runs with measures of pixels, by name.
 
     Returns:
       For one run a line per predictor; for several a line per run, and copy-last-frame.

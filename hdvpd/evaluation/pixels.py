@@ -51,9 +51,6 @@ def pixel_truth(
       batch: a window without a batch axis, numpy arrays.
       visible: pixels that are not painted white.
       objects: during the window, where they are known.
-
-    Returns:
-      The truth.
     """
     points = np.asarray(unproject(batch.frames.depth_m, batch.frames.camera))
     owners = np.full(visible.shape, -1)

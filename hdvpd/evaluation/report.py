@@ -237,10 +237,6 @@ def _method(summary: dict[str, Any]) -> str:
 def render_report(runs: Sequence[RunReport], plots: Sequence[bytes]) -> str:
     """Write the page.
 
-    Args:
-      runs: one or several, evaluated alike.
-      plots: over the rollout steps, PNG.
-
     Returns:
       HTML that refers to nothing outside itself.
     """

@@ -92,11 +92,7 @@ def moving_cameras(run: Run) -> list[str]:
 
 
 def describe(evaluation: Evaluation) -> dict[str, str]:
-    """Say what an evaluation was made from.
-
-    Returns:
-      Label and value, for the report.
-    """
+    """Say what an evaluation was made from."""
     run, config = evaluation.run, evaluation.run.config
     targets, moving = run.dataset.joint_targets_source, moving_cameras(run)
     poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
@@ -118,9 +114,6 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
     Args:
       staging: an empty folder.
       evaluations: by name of the run.
-
-    Returns:
-      The videos' paths inside the folder.
     """
     summaries = {name: e.summary for name, e in evaluations.items()}
     single = len(summaries) == 1

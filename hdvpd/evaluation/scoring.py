@@ -56,9 +56,6 @@ def score_window(
       whitened: its frames, and the pixels that are not painted white.
       moving_threshold: see `metrics.moving_pixels`.
       objects: during the window, where they are known.
-
-    Returns:
-      All scores.
     """
     (truth, visible), now, first = whitened, OBSERVED_FRAMES - 1, OBSERVED_FRAMES
     shown, measured_m = pixel_truth(batch, visible, objects), np.asarray(batch.frames.depth_m)

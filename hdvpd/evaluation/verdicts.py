@@ -39,9 +39,6 @@ class Verdict:
 def judge(summary: Mapping[str, Any]) -> list[Verdict]:
     """Compare the model with every control, on SSIM and on moving-pixel PSNR over all steps.
 
-    Args:
-      summary: one run's object in metrics.json.
-
     Returns:
       A verdict per control: the model is ahead or behind where the paired difference exceeds its
       interval. Below `statistics.MIN_SAMPLES` episodes one that says why there is none.
@@ -80,12 +77,7 @@ def best(means: Mapping[str, float | None], digits: int) -> set[str]:
 
 
 def average_table(summary: Mapping[str, Any], title: str = "") -> Table:
-    """Lay out the means over all rollout steps, the best of every column bold.
-
-    Args:
-      summary: one run's object in metrics.json.
-      title: of the table.
-    """
+    """Lay out the means over all rollout steps, the best of every column bold."""
     averages = summary["average_over_steps"]
     columns = {m: {p: averages[p][m]["mean"] for p in summary["predictors"]} for m in METRICS}
     winners = {metric: best(means, DIGITS[metric]) for metric, means in columns.items()}
@@ -112,9 +104,6 @@ def to_markdown(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
     Args:
       summaries: `curves.summarize`'s object of every run, by name.
-
-    Returns:
-      Markdown.
     """
     return "\n".join(
         f"## {name}, checkpoint {summary['checkpoint_step']}\n\n"

@@ -217,10 +217,6 @@ def _headline(clip: Clip, frame: int) -> str:
 def compose_frame(clip: Clip, frame: int) -> UInt8[np.ndarray, "h w 3"]:
     """Lay out all panels of one frame with their labels.
 
-    Args:
-      clip: the rollout.
-      frame: which of its frames, observed ones first.
-
     Returns:
       The picture; both sides are multiples of 16.
     """

@@ -44,9 +44,6 @@ def attend(
       mask: M_ie = sum_l f_l W^l_ie of every entry.
       walks: entries of every token, with the transpose (`incoming`).
       interpret: run as plain JAX operations; by default where the default device is a CPU.
-
-    Returns:
-      Weighted means of the values.
     """
     interpret = jax.default_backend() == "cpu" if interpret is None else interpret
     channels = value.shape[1]

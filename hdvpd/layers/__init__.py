@@ -63,9 +63,6 @@ def multiply_in_bfloat16(model: nnx.Module) -> None:
 
     Products are summed in float32. Parameters, norms, attention's own sums and everything between
     layers stay float32; a convolution's result is rounded once more.
-
-    Args:
-      model: changed in place.
     """
     for _, module in nnx.iter_modules(model):
         if isinstance(module, nnx.Linear | nnx.Conv):

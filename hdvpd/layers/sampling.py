@@ -16,11 +16,6 @@ def uniform_subset(
 ) -> tuple[Int[Array, "u"], Bool[Array, "u"]]:
     """Draw up to `size` of the marked elements, uniformly and without replacement.
 
-    Args:
-      mask: elements that may be drawn.
-      size: slots of the result.
-      key: draws.
-
     Returns:
       Indices of the elements in random order, and which slots hold one: all of them where the mask
       marks at least `size` elements, else every marked element is drawn. Other slots hold any
@@ -39,12 +34,6 @@ def systematic_subset(
 
     Systematic sampling: with m marked elements, those whose ranks are the whole parts of
     (i + u) m / size, u uniform in [0, 1). Each is drawn with probability size / m, and none twice.
-
-    Args:
-      order: the elements, marked ones first.
-      mask: elements that may be drawn.
-      size: slots of the result.
-      key: draws u.
 
     Returns:
       As `uniform_subset`, but in the given order.

@@ -57,10 +57,6 @@ def sync(path: Path) -> None:
 def explain_write_errors(what: Path | str, remedy: str) -> Iterator[None]:
     """Turn a full or read-only disk into one message; any other error passes.
 
-    Args:
-      what: is being written.
-      remedy: what to do, whole sentences.
-
     Raises:
       UserError: writing failed for a reason outside the program.
     """

@@ -151,10 +151,6 @@ class CheckpointStore:
     def verify(self, step: int, state: Any) -> None:
         """Read a checkpoint back and compare it with what was to be saved.
 
-        Args:
-          step: of the checkpoint.
-          state: the train state it was made from.
-
         Raises:
           UserError: it differs.
         """
@@ -284,10 +280,6 @@ def write_digest(path: Path, write: Callable[[Path, str], object]) -> None:
 
 def require_disk_space(path: Path, state: Any) -> None:
     """Check before a long run that checkpoints will fit.
-
-    Args:
-      path: a folder on the disk in question.
-      state: the train state that will be saved.
 
     Raises:
       UserError: less is free than two checkpoints take (the newest and the one being written).

@@ -22,9 +22,6 @@ def convert(path: Path) -> list[Path]:
     The old text stays beside the new one: an experiment's as `<name>-earlier.toml`, a run's as
     `config-earlier.toml`. Parameters stay where they are. A damaged checkpoint is left alone.
 
-    Args:
-      path: a TOML file, or a run's folder.
-
     Returns:
       The files that were rewritten; none if all are in present keys.
 

@@ -84,9 +84,6 @@ class MetricsLog:
         Args:
           step: steps done.
           end_of_run: the window is cut short by the run's end; resuming drops this record.
-
-        Returns:
-          The record.
         """
         record = {"kind": "train", "step": step, **average(self.window)}
         self.window = []

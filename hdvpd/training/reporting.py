@@ -98,14 +98,7 @@ class Reporter:
         self.say(f"compiled {what} in {time.perf_counter() - begin:.1f} s")
 
     def count_step(self, step: int, loss: float, *, seconds: float, data_wait_s: float) -> None:
-        """Take up one step's duration and move the bar.
-
-        Args:
-          step: steps done.
-          loss: of this step.
-          seconds: its duration.
-          data_wait_s: the part of it spent waiting for the loader.
-        """
+        """Take up one step's duration and move the bar."""
         self._recent.append((seconds, data_wait_s))
         if self._bar is None:
             return

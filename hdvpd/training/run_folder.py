@@ -49,10 +49,6 @@ class RunFolder:
     def find(cls, run: Path | str, runs_dir: Path = Path("runs")) -> "RunFolder":
         """Find a run.
 
-        Args:
-          run: its path, or its name.
-          runs_dir: holds the runs' folders.
-
         Raises:
           UserError: there is none.
         """
@@ -207,12 +203,6 @@ class RunFolder:
         self, saved: Config, config: Config, *, saved_dataset: str, dataset: str
     ) -> None:
         """Refuse to resume where the continuation would not be the same run.
-
-        Args:
-          saved: configuration inside the checkpoint.
-          config: configuration of this start.
-          saved_dataset: identity of the data set inside the checkpoint.
-          dataset: identity of the data set of this start.
 
         Raises:
           UserError: naming the first setting that differs, or the data set.

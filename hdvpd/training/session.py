@@ -133,12 +133,6 @@ class Session:
     ) -> None:
         """Take up a finished step.
 
-        Args:
-          metrics: of the step, on the host.
-          windows: episode and first frame of all windows of its batch.
-          seconds: its duration.
-          data_wait_s: the part of it spent waiting for the loader.
-
         Raises:
           UserError: too many steps in a row were not finite, or a checkpoint could not be saved.
         """
@@ -254,9 +248,6 @@ class Session:
 def new_progress(dataset: str) -> Progress:
     """Say where a run stands before its first step.
 
-    Args:
-      dataset: identity of the data set.
-
     Returns:
       Values for the checkpoint: steps done, the loader's next batch, metrics not yet in a record.
     """
@@ -264,12 +255,7 @@ def new_progress(dataset: str) -> Progress:
 
 
 def run_record(config: Config, *, dataset: str) -> Record:
-    """Make the first record of `metrics.jsonl`: what decides the numbers that follow.
-
-    Args:
-      config: of the run.
-      dataset: identity of the data set.
-    """
+    """Make the first record of `metrics.jsonl`: what decides the numbers that follow."""
     return {
         "kind": "run",
         "seed": config.train.seed,

@@ -32,29 +32,15 @@ class AbstractLearnedMask(Settings, abc.ABC, Generic[Plan]):
 
     @abc.abstractmethod
     def initial_raw(self, key: PRNGKey) -> Float[Array, "..."]:
-        """Return one head's raw parameters when learning starts.
-
-        Args:
-          key: of the head, for masks that start at random.
-        """
+        """Return one head's raw parameters when learning starts."""
 
     @abc.abstractmethod
     def plan(self, graph: SparseRows, key: PRNGKey) -> Plan:
-        """Prepare what the masks over one graph share.
-
-        Args:
-          graph: of the tokens.
-          key: draws walkers.
-        """
+        """Prepare what the masks over one graph share."""
 
     @abc.abstractmethod
     def mask(self, parameters: Float[JaxArray, "..."], plan: Plan) -> AbstractMask:
-        """Return one head's mask.
-
-        Args:
-          parameters: positive.
-          plan: of the graph.
-        """
+        """Return one head's mask."""
 
     def attend(
         self,
@@ -64,18 +50,7 @@ class AbstractLearnedMask(Settings, abc.ABC, Generic[Plan]):
         parameters: Float[JaxArray, "..."],
         plan: Plan,
     ) -> Float[Array, "t c"]:
-        """Attend with one head under its mask, by the mask's products unless there is a faster way.
-
-        Args:
-          query: positive features of the queries.
-          key: positive features of the keys.
-          value: values.
-          parameters: positive.
-          plan: of the graph.
-
-        Returns:
-          Weighted means of the values.
-        """
+        """Attend with one head under its mask, by its products unless there is a faster way."""
         return masked_linear_attention(query, key, value, self.mask(parameters, plan))
 
     def attend_heads(

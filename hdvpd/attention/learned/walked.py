@@ -71,12 +71,7 @@ class WalkSettings(Settings):
         )
 
     def walk(self, graph: SparseRows, key: PRNGKey) -> Walks:
-        """Walk on a graph.
-
-        Args:
-          graph: nodes of one out-degree where the walks are exact.
-          key: draws walkers.
-        """
+        """Walk on a graph."""
         if self.walks == "exact":
             return exact_walks(graph, self.num_hops)
         return sample_walks(

@@ -101,13 +101,7 @@ def chebyshev_sum(
     coefficients: Float[JaxArray, "l"],
     x: Float[JaxArray, "t c"],
 ) -> Float[JaxArray, "t c"]:
-    """Return sum_k c_k T_k(X) x by Clenshaw's recursion.
-
-    Args:
-      multiply: returns X times its argument.
-      coefficients: c.
-      x: columns.
-    """
+    """Return sum_k c_k T_k(X) x by Clenshaw's recursion."""
 
     def add(last: tuple[JaxArray, JaxArray], coefficient: JaxArray) -> tuple[tuple, None]:
         return (coefficient * x + 2 * multiply(last[0]) - last[1], last[0]), None

@@ -201,11 +201,6 @@ def _clean(matrix: np.ndarray, identity: np.ndarray) -> np.ndarray:
 def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
     """Write a copy of a data set with corrected arrays and no side-car.
 
-    Args:
-      path: of the data set.
-      out: new folder.
-      corrections: to apply.
-
     Raises:
       UserError: the disk is full or not writable.
     """

@@ -44,13 +44,7 @@ class Track:
 
 
 def track(views: Sequence[View], index: Indexer, max_points: int) -> Track:
-    """Make the track of a camera.
-
-    Args:
-      views: of the camera, by moment.
-      index: makes the nearest-point search.
-      max_points: of each image that are laid on another's surface.
-    """
+    """Make the track of a camera."""
     scans, own, shades, moments = [], [np.zeros((0, 3))], [np.zeros(0)], [np.zeros(0, int)]
     for number, view in enumerate(views):
         scan = index.scan(view) if _seen(view) else None

@@ -28,13 +28,7 @@ BETTER = 0.02
 
 
 def with_drift(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -> Evidence:
-    """Add to the evidence by how much registration would move cameras that pass.
-
-    Args:
-      moments: what was seen.
-      evidence: of these moments.
-      index: makes the nearest-point search.
-    """
+    """Add to the evidence by how much registration would move cameras that pass."""
     agreeing = [pair for pair in evidence.pairs if pair.status == "pass"]
     names = sorted({name for pair in agreeing for name in pair.cameras})
     if not agreeing:

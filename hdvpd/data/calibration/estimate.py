@@ -72,11 +72,6 @@ class Estimate:
 def estimate(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -> Estimate | None:
     """Estimate what makes disagreeing cameras agree.
 
-    Args:
-      moments: what they saw.
-      evidence: of all these moments as they are.
-      index: makes the nearest-point search.
-
     Returns:
       None if nothing disagrees, the cameras do not see each other, or no correction makes every
       blamed camera pass without making anything worse.

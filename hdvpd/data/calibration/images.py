@@ -49,9 +49,6 @@ def depth_values(stored: Shaped[np.ndarray, "f h w"], unit_m: float) -> DepthVal
     Args:
       stored: as on disk.
       unit_m: metres per stored unit.
-
-    Returns:
-      Shares, range and suspicious values.
     """
     values = stored.astype(np.float64) * unit_m
     finite = np.isfinite(values)

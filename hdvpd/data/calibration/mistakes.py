@@ -55,11 +55,7 @@ class Mistake:
 
 
 def hypotheses(views: Views) -> Iterator[Mistake]:
-    """List the mistakes that these cameras may have, the commonest first.
-
-    Yields:
-      Each mistake for all cameras together, then for each alone.
-    """
+    """List the mistakes that these cameras may have, the commonest first."""
     names = tuple(views)
     groups = [names] if len(names) == 1 else [names, *((name,) for name in names)]
     for name, fix, repair in _view_repairs(views):

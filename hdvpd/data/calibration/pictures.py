@@ -28,12 +28,6 @@ Picture = UInt8[np.ndarray, "_ _ 3"]
 def overlay_views(moment: Moment, source: str, target: str, index: Indexer) -> Picture:
     """Show one camera's cloud in another's image.
 
-    Args:
-      moment: what both saw.
-      source: whose points are drawn.
-      target: whose image they are drawn on.
-      index: makes the nearest-point search.
-
     Returns:
       Three tiles: the target's image; the source's points in their own colours, where the target
       should see them, on the greyed image; and their distance from what the target saw, from
@@ -75,11 +69,6 @@ def _distance_tile(source: Surface, target: Surface) -> Picture:
 
 def overlay_robot(moments: Sequence[Moment], camera: str, index: Indexer) -> Picture:
     """Draw the robot's kinematic points on a camera's images.
-
-    Args:
-      moments: one tile each.
-      camera: whose images.
-      index: makes the nearest-point search.
 
     Returns:
       Tiles side by side. Green: a surface lies around the point; blue: something nearer hides it;

@@ -14,14 +14,7 @@ from hdvpd.data.calibration.timing import Shift
 def lag_finding(
     camera: str, lags: Mapping[str, Lag | None], shift: Shift | None, rate_hz: float
 ) -> Finding:
-    """Judge the time of a camera's images.
-
-    Args:
-      camera: its name.
-      lags: by camera, by the motion in the images.
-      shift: by the robot's places in the camera's depth.
-      rate_hz: of the data set.
-    """
+    """Judge the time of a camera's images."""
     lag = lags[camera]
     numbers = _numbers(lag, shift)
     if lag is None and (shift is None or not shift.decides):

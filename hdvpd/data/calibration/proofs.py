@@ -51,10 +51,6 @@ class WorldProofs:
 def world_proofs(moments: Sequence[Moment], index: Indexer) -> WorldProofs | None:
     """Ask the robot about the world's handedness and scale.
 
-    Args:
-      moments: what was seen.
-      index: makes the nearest-point search.
-
     Returns:
       None without a robot model: a few tool centres may lie anywhere between fingers.
     """

@@ -225,9 +225,6 @@ class AbstractSource(abc.ABC):
     def open(self, episode: SourceEpisode) -> contextlib.AbstractContextManager[Recording]:
         """Open an episode.
 
-        Returns:
-          A context that yields the recording and closes its files.
-
         Raises:
           BadEpisodeError: it is damaged, or lacks depth or calibration; `Recording.frames` raises
             the same while it streams.

@@ -96,9 +96,6 @@ def commanded_rows(rows: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
     Row r of a recording is commanded from its frame r to r + 1. What holds at the end of a control
     step, the last command before the next picked frame, is the native target.
 
-    Args:
-      rows: picked frames.
-
     Returns:
       Rows of the commands; the last repeats the one before.
     """

@@ -66,16 +66,13 @@ def reason(error: Exception) -> str:
 
 
 def diagnosis(file: Path, verdict: str, remedy: str = AGAIN, name: str = "it") -> tuple[str, str]:
-    """Look whether a file that cannot be read is a Git LFS pointer.
+    """Say what is wrong with a file that cannot be read, perhaps a Git LFS pointer, and what to do.
 
     Args:
-      file: that cannot be read.
+      file: at fault.
       verdict: what is said of any other file, after its name.
       remedy: what is advised for any other file.
       name: what the message calls the file.
-
-    Returns:
-      What is wrong, and what to do.
     """
     try:
         with file.open("rb") as stream:
@@ -94,10 +91,6 @@ def diagnosis(file: Path, verdict: str, remedy: str = AGAIN, name: str = "it") -
 def read_json(file: Path, remedy: str = AGAIN) -> Any:
     """Read a JSON file of a source.
 
-    Args:
-      file: to read.
-      remedy: what to do if it is damaged, whole sentences.
-
     Raises:
       FileNotFoundError: it is missing.
       UserError: it is damaged.
@@ -113,12 +106,6 @@ def read_json(file: Path, remedy: str = AGAIN) -> Any:
 
 def fault(file: Path, place: SourcePlace | None, found: str, remedy: str = AGAIN) -> UserError:
     """Return the exception for something wrong in a file.
-
-    Args:
-      file: at fault.
-      place: the episode that it was opened for, if for one.
-      found: what is wrong, one sentence without its full stop.
-      remedy: what to do, whole sentences.
 
     Returns:
       An exception to raise; for an episode a `BadEpisodeError`.

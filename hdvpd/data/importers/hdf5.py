@@ -30,10 +30,6 @@ MAX_BLOCK_BYTES = 2**26
 def open_hdf5(file: Path, place: SourcePlace | None = None) -> Iterator[Any]:
     """Open an HDF5 file for reading, without locks, which read-only disks refuse.
 
-    Args:
-      file: to open.
-      place: the episode, if the file is opened for one.
-
     Raises:
       UserError: h5py is not installed, or the file is missing, empty, truncated or no HDF5; for an
         episode a `BadEpisodeError`.

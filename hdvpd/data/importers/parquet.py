@@ -130,10 +130,6 @@ class Table:
 def open_parquet(file: Path, place: SourcePlace | None = None) -> Iterator[Table]:
     """Open a Parquet file.
 
-    Args:
-      file: to open.
-      place: the episode, if the file is opened for one.
-
     Raises:
       UserError: PyArrow is not installed, or the file is missing, truncated or no Parquet; for an
         episode a `BadEpisodeError`.

@@ -70,11 +70,7 @@ def decide(job: Job, episode: base.SourceEpisode) -> tuple[PoseReading | None, M
 
 
 def choose(found: Mapping[PoseReading, Evidence]) -> PoseReading | None:
-    """Choose the only reading that fits, by other views and else by the robot; None without one.
-
-    Args:
-      found: what was measured under each reading.
-    """
+    """Choose the only reading that fits, by other views and else by the robot; None without one."""
     left = list(found)
     for measured in (_views, _robots):
         fitting = [reading for reading in left if _fits(measured(found[reading]))]

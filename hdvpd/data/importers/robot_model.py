@@ -101,11 +101,6 @@ class RobotModel:
     def __init__(self, text: str, file: Path, joints: Sequence[Joint]) -> None:
         """Compile a robot model and match its joints.
 
-        Args:
-          text: URDF or MJCF.
-          file: where it came from, for messages.
-          joints: columns of the joint arrays.
-
         Raises:
           UnusableRobotError: the model is damaged, or a joint has no counterpart.
           UserError: MuJoCo is not installed.
@@ -306,10 +301,6 @@ def _without_log(mujoco: Any) -> Iterator[None]:
 
 def kinematics_only(text: str, file: Path) -> tuple[str, dict[str, Mimic]]:
     """Strip a robot model of all but its kinematic tree.
-
-    Args:
-      text: URDF or MJCF.
-      file: where it came from, for messages.
 
     Returns:
       The rest, in the same language, and the joints of a URDF that follow others.

@@ -84,9 +84,6 @@ class Video:
           times_s: in the file, ascending [s].
           period_s: between frames [s].
 
-        Yields:
-          One picture each.
-
         Raises:
           BadEpisodeError: there is no frame at a time, or it is damaged.
         """

@@ -138,13 +138,7 @@ def is_reached(task: str, object_to_world: Float[np.ndarray, "f o 4 4"]) -> bool
 def frame_poses(
     model: Any, states: Float[np.ndarray, "f q"], frames: Sequence[str]
 ) -> Float[np.ndarray, "f l 4 4"]:
-    """Forward kinematics of named bodies and sites: poses in the world frame [m].
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      states: generalised positions.
-      frames: names of bodies or sites.
-    """
+    """Forward kinematics of named bodies and sites: poses in the world frame [m]."""
     mujoco = load_mujoco()
     data = mujoco.MjData(model)
     bodies = {model.body(b).name: b for b in range(model.nbody)}

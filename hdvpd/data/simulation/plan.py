@@ -150,10 +150,6 @@ def easiest_yaw(yaw: float) -> float:
 def joint_path(model: Any, plans: dict[str, ArmPlan]) -> Float[np.ndarray, "f 16"] | None:
     """Solve a plan for the joints: inverse kinematics way-point by way-point.
 
-    Args:
-      model: compiled MuJoCo model of the scene.
-      plans: by arm.
-
     Returns:
       Joint targets per frame in the order of `joint_names`, rounded to `TARGET_DIGITS`; None if a
       way-point is missed by more than the tolerances.
