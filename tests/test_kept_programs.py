@@ -35,8 +35,13 @@ print(*map(int, result), len(hits), folder)
 
 
 def run(folder: Path, factor: int = 2, **environment: str) -> list[str]:
-    """Run the program in a process of its own and return the words it printed."""
+    """Run the program in a process of its own and return the words it printed.
+
+    As the `hdvpd` command does, it silences XLA, which on some processors takes its own programs
+    for those of another machine, says so, and runs them (openxla/xla#44565).
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
+    kept["TF_CPP_MIN_LOG_LEVEL"] = "3"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("FACTOR", str(factor))],
         env=kept | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder)} | environment,
