@@ -139,11 +139,6 @@ def prepare(
 ) -> Run:
     """Load a run and its data, and check that they fit.
 
-    Args:
-      folder: of the run.
-      checkpoint_step: which checkpoint, or None for the newest sound one.
-      configure: from the configuration of the training to that of the evaluation.
-
     Raises:
       UserError: see `main`.
     """
@@ -225,10 +220,6 @@ def _say(text: str) -> None:
 
 def require_changeable(trained: Config, config: Config) -> None:
     """Refuse flags that would ask a trained model to be another one.
-
-    Args:
-      trained: configuration of the run.
-      config: the same after the flags of the evaluation.
 
     Raises:
       UserError: naming the first key that must stay.

@@ -272,14 +272,6 @@ def make_validator(
 ) -> Validate:
     """Make the validation of a run: loss on fixed held-out windows with fixed rays.
 
-    Args:
-      session: to tell of compilation.
-      config: of the run.
-      graphdef: of the model.
-      data: holds the windows.
-      stop: ends a validation early.
-      layout: spreads the windows, where its devices divide them; else every device computes all.
-
     Returns:
       Function from parameters to mean metrics; None if it was stopped.
     """

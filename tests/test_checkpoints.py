@@ -335,7 +335,7 @@ while True:
 def test_a_killed_process_leaves_a_sound_checkpoint(tmp_path: Path, long: bool) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     newest = 0
-    for repeat in range(50 if long else 3):
+    for repeat in range(50 if long else 2):
         process = subprocess.Popen(
             [sys.executable, "-c", SAVER, str(tmp_path)],
             stdout=subprocess.PIPE,

@@ -37,12 +37,7 @@ def antithetic_draws(draws: Float[JaxArray, "n"]) -> Float[JaxArray, "n"]:
 def independent_slots(
     bits: Shaped[JaxArray, "n"], degrees: Int[JaxArray, "n"]
 ) -> Int[JaxArray, "n"]:
-    """Choose a place in its node's list of neighbours for every walker by itself, uniformly.
-
-    Args:
-      bits: 32 random bits per walker.
-      degrees: out-degree of each walker's node; 0 gives any slot.
-    """
+    """Choose a place in its node's list of neighbours for every walker by itself, uniformly."""
     return _below(bits, jnp.maximum(degrees, 1))
 
 

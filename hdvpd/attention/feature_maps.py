@@ -51,10 +51,6 @@ def softmax_exponents(
 ) -> Float[Array, "t a m"]:
     """Return the logarithm of sqrt(m) times the positive softmax features (Performer, lemma 1).
 
-    Args:
-      x: queries or keys.
-      projection: random rows of every head.
-
     Returns:
       omega . z - |z|^2 / 2 with z = x / w^(1/4).
     """

@@ -127,13 +127,6 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """List all runs, in the order in which they are trained.
 
-    Args:
-      config: what all runs share.
-      members: names of members, or paths of their files; none is the experiment's own.
-      num_seeds: runs per member and variant.
-      folder: of the runs' folders.
-      vary: values of the configuration, as in `main`.
-
     Raises:
       UserError: a member is unknown or named twice, there is nothing to compare, or no seed.
     """
@@ -160,11 +153,6 @@ def plan_runs(
 
 def varied_config(config: Config, member: str, variant: Variant) -> Config:
     """Return the configuration of a member's variant.
-
-    Args:
-      config: what all runs share.
-      member: name of the member, or path of its file; empty for the experiment's own.
-      variant: what it changes.
 
     Raises:
       UserError: there is no such member, key or value.
@@ -327,11 +315,6 @@ def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
 
 def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[str, Any]) -> None:
     """Write tables and plot; those of an earlier state of the comparison are replaced.
-
-    Args:
-      out: folder of the results.
-      runs: evaluated.
-      summary: of `summarize_comparison`.
 
     Raises:
       UserError: the disk is full or not writable.

@@ -8,6 +8,7 @@ import tyro
 
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.flags import Names, Size, optional
+from hdvpd.data.calibration import Backend
 
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 Format = Literal["folder", "lerobot", "robotwin", "maniskill", "robomimic", "rlbench"]
@@ -196,7 +197,21 @@ class Inspect(AbstractCommand):
 
 
 @dataclass(frozen=True)
-class Check(AbstractCommand):
+class _Look(AbstractCommand):
+    """What is looked at of a data set's calibration."""
+
+    path: tyro.conf.Positional[Folder]
+    """Folder of the data set."""
+    episodes: int = 8
+    """Episodes to look at, evenly spread."""
+    frames: int = 4
+    """Frames of each that are compared in full, evenly spread."""
+    search: Backend = "auto"
+    """Library for nearest points; auto takes Open3D where it is installed. The numbers agree."""
+
+
+@dataclass(frozen=True)
+class Check(_Look):
     """Prove the calibration of a data set: cameras, robot, depth, colours, clocks and actions.
 
     The exit status is 0 if every camera passes and 1 if not; mistakes are named with their fix.
@@ -204,16 +219,8 @@ class Check(AbstractCommand):
     Example: hdvpd data check data/robot
     """
 
-    path: tyro.conf.Positional[Folder]
-    """Folder of the data set."""
     out: Annotated[Path | None, optional("DIR")] = None
     """Folder for check.html, check.json and pictures; by default `check` inside the data set."""
-    episodes: int = 8
-    """Episodes to look at, evenly spread."""
-    frames: int = 4
-    """Frames of each that are compared in full, evenly spread."""
-    search: Literal["auto", "open3d", "scipy"] = "auto"
-    """Library for nearest points; auto takes Open3D where it is installed. The numbers agree."""
 
     def run(self) -> int:
         """Check."""
@@ -230,7 +237,7 @@ class Check(AbstractCommand):
 
 
 @dataclass(frozen=True)
-class Calibrate(AbstractCommand):
+class Calibrate(_Look):
     """Correct the calibration of a data set as far as its own images prove what is wrong.
 
     Writes corrections.json into the data set, which every reader applies; arrays stay as they are.
@@ -240,16 +247,8 @@ class Calibrate(AbstractCommand):
     Example: hdvpd data calibrate data/robot
     """
 
-    path: tyro.conf.Positional[Folder]
-    """Folder of the data set."""
     out: Annotated[Path | None, optional("DIR")] = None
     """New folder for a corrected copy, instead of corrections.json."""
-    episodes: int = 8
-    """Episodes to look at, evenly spread."""
-    frames: int = 4
-    """Frames of each that are compared in full, evenly spread."""
-    search: Literal["auto", "open3d", "scipy"] = "auto"
-    """Library for nearest points; auto takes Open3D where it is installed. The numbers agree."""
 
     def run(self) -> int:
         """Calibrate."""

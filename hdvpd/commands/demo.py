@@ -126,14 +126,7 @@ class Demo(AbstractCommand):
 
 
 def simulation_flags(episodes: int, height: int, width: int, seed: int) -> list[str]:
-    """Return the flags that decide the bytes of the demo's data set.
-
-    Args:
-      episodes: to simulate.
-      height: of the images [px].
-      width: of the images [px].
-      seed: of the data set.
-    """
+    """Return the flags that decide the bytes of the demo's data set."""
     return [
         *("--episodes", str(episodes), "--steps", str(CONTROL_STEPS)),
         *("--tasks", "push,can,sweep", "--size", f"{height}x{width}", "--seed", str(seed)),
@@ -141,12 +134,7 @@ def simulation_flags(episodes: int, height: int, width: int, seed: int) -> list[
 
 
 def summary(times: dict[str, float], run: Path) -> str:
-    """Return the closing lines: the time of each phase and the paths of the results.
-
-    Args:
-      times: duration of each phase [s].
-      run: the run's folder.
-    """
+    """Return the closing lines: the time of each phase and the paths of the results."""
     lines = ["", "== times"]
     lines += [f"{phase:10} {_clock(seconds)}" for phase, seconds in times.items()]
     lines += [f"{'total':10} {_clock(sum(times.values()))}", "", "== results"]

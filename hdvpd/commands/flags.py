@@ -141,12 +141,7 @@ def read_flags(words: Sequence[str]) -> Tables:
 
 
 def flag_words(tables: Tables, prefix: str = "--") -> list[str]:
-    """Return the words that give tables on the command line.
-
-    Args:
-      tables: as `config_flags` reads them.
-      prefix: before every key.
-    """
+    """Return the words that give tables on the command line."""
     words: list[str] = []
     for name, value in tables.items():
         flag = f"{prefix}{name.replace('_', '-')}"

@@ -31,6 +31,11 @@ Control = Literal[
     "static_render", "copy_last_frame", "kinematics_only", "zero_actions", "shuffled_actions"
 ]
 
+Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
+"""Neighbour searches (hdvpd/kernels/neighbors.py)."""
+Kernels = Literal["auto", "host", "xla", "pallas"]
+"""Forms of operations (hdvpd/kernels/choice.py)."""
+
 _Corner = Annotated[
     tuple[float, ...], Limit(lambda x: len(x) in (0, 3), "give three numbers or none")
 ]
@@ -125,9 +130,9 @@ class ModelConfig(Settings):
     displacement_unit: PositiveOrZero = 0.0
     """Change of position that one unit of the read-out stands for [m]; 0 takes the bound (paper).
     The smaller, the less the optimiser's noise moves what stands still."""
-    knn: Literal["auto", "kdtree", "xla", "open3d", "keops"] = "auto"
+    knn: Backend = "auto"
     """Neighbour search; auto is kdtree on CPU and xla on accelerators."""
-    kernels: Literal["auto", "host", "xla", "pallas"] = "auto"
+    kernels: Kernels = "auto"
     """Fused layers: compiled host code (auto on CPU) or plain JAX (auto elsewhere); pallas is plain
     JAX but for the walk attention, whose GPU kernels were never run on a GPU."""
 

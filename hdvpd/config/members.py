@@ -43,10 +43,6 @@ def find_member(name_or_path: str) -> Path:
 def with_member(config: Config, member: str) -> Config:
     """Return a configuration with a member's dynamics.
 
-    Args:
-      config: what all members share.
-      member: name of a member that comes with hdvpd, or path of a TOML file.
-
     Raises:
       UserError: there is no such member, or the configuration has no place for it.
     """

@@ -310,12 +310,7 @@ def toml_value(value: Any) -> str:
 
 
 def toml_lines(table: Tables, name: str = "") -> list[str]:
-    """Return the lines of a table: its values, then the tables in it under their dotted names.
-
-    Args:
-      table: of plain values and tables.
-      name: of the table, for its heading; none for a whole file.
-    """
+    """Return the lines of a table: its values, then the tables in it under their dotted names."""
     values = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
     lines = [f"[{name}]", *values, ""] if name and (values or not table) else []
     for key, value in table.items():

@@ -290,13 +290,7 @@ def to_table(settings: Settings) -> dict[str, Any]:
 
 
 def free_keys(schema: type[Settings], occasion: Occasion, prefix: str = "") -> Iterator[str]:
-    """List the keys that may differ on an occasion, a whole section by its own key.
-
-    Args:
-      schema: settings, whose exchangeable parts are left out.
-      occasion: when.
-      prefix: before every key.
-    """
+    """List the keys that may differ on an occasion, a whole section by its own key."""
     for field in dataclasses.fields(schema):
         if any(occasion in mark.occasions for mark in marks(field.type, Free)):
             yield f"{prefix}{field.name}"

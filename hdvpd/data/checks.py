@@ -77,11 +77,6 @@ def check_intrinsics(
 ) -> None:
     """Require pinhole matrices with positive focal lengths and without skew.
 
-    Args:
-      place: where the frames come from.
-      camera: name.
-      intrinsics: matrices [px].
-
     Raises:
       UserError: a matrix is not finite, has a focal length of 0 or less, or another form.
     """
@@ -121,12 +116,6 @@ def check_rigid(
 ) -> None:
     """Require rigid poses.
 
-    Args:
-      place: where the frames come from.
-      name: of the array inside the episode.
-      poses: one per frame.
-      remedy: what to do.
-
     Raises:
       UserError: a rotation is not orthonormal with determinant +1, or the last row not 0 0 0 1.
     """
@@ -158,11 +147,6 @@ def _ends_in_unit(rows: Float[np.ndarray, "f 4"]) -> Bool[np.ndarray, "f"]:
 
 def check_finite(place: AbstractPlace, name: str, values: Shaped[np.ndarray, "f ..."]) -> None:
     """Require finite values.
-
-    Args:
-      place: where the frames come from.
-      name: of the array inside the episode.
-      values: one row per frame.
 
     Raises:
       UserError: a value is NaN or infinite.

@@ -139,12 +139,7 @@ class JointCorrection:
     def poses(
         self, links: Float[np.ndarray, "*f l 4 4"], names: Sequence[str]
     ) -> Float[np.ndarray, "*f l 4 4"]:
-        """Return the poses of the links with the joint where it really is.
-
-        Args:
-          links: poses as stored [m].
-          names: of the links.
-        """
+        """Return the poses of the links with the joint where it really is."""
         generator = np.zeros((4, 4))
         x, y, z = self.offset * self.twist[:3]
         generator[:3, :3] = [[0, -z, y], [z, 0, -x], [-y, x, 0]]
@@ -185,12 +180,7 @@ class Corrections:
     def links(
         self, values: Float[np.ndarray, "*f l 4 4"], names: Sequence[str]
     ) -> Float[np.ndarray, "*f l 4 4"]:
-        """Correct link poses.
-
-        Args:
-          values: as stored [m].
-          names: of the links.
-        """
+        """Correct link poses."""
         for joint in self.joints.values():
             values = joint.poses(values, names)
         return self.robot @ values

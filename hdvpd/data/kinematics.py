@@ -44,10 +44,6 @@ def kinematic_points(
 ) -> Float[Array, "*batch p 3"]:
     """Place the kinematic points of a robot whose links are known.
 
-    Args:
-      link_positions: origin of every link [m].
-      skeleton: which links and segments become points.
-
     Returns:
       Positions [m] of link origins, then of the points between them.
     """

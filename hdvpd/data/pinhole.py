@@ -36,12 +36,7 @@ def pixel_directions(
 def looking_at(
     position: Sequence[float] | Float[np.ndarray, "3"], target: Sequence[float]
 ) -> Float[np.ndarray, "4 4"]:
-    """Return the pose of a camera that looks at a place, upright in a world with z up.
-
-    Args:
-      position: of the camera [m].
-      target: what it looks at [m].
-    """
+    """Return the pose of a camera that looks at a place, upright in a world with z up."""
     forward = np.array(target) - np.array(position)
     forward /= np.linalg.norm(forward)
     right = np.cross(forward, [0.0, 0.0, 1.0])

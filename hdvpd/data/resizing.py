@@ -21,11 +21,6 @@ def resize_rgb(
     Old pixels that a new one covers in part count by that part. An axis that grows is interpolated
     linearly.
 
-    Args:
-      rgb: images.
-      height: new rows [px].
-      width: new columns [px].
-
     Returns:
       The images at the new size, unchanged if they have it already.
     """
@@ -66,13 +61,8 @@ def resize_depth(
     The nearest centre is up to half an old pixel away, which on an oblique surface is a wrong
     depth. Inverse depth is linear in the pixel on a plane, so the value follows the slope between
     the pixel and its neighbours: the smaller of the two slopes along each axis, none where they
-    differ in sign or depth is unknown. So planes stay exact, and at an edge the value follows its
-    own side: surfaces are never blended.
-
-    Args:
-      depth_m: images [m]; 0 is unknown.
-      height: new rows [px].
-      width: new columns [px].
+    differ in sign or depth is 0, unknown. So planes stay exact, and at an edge the value follows
+    its own side: surfaces are never blended.
 
     Returns:
       The images at the new size [m], unchanged if they have it already.

@@ -43,10 +43,6 @@ class Objects:
     ) -> Int[np.ndarray, "*batch"]:
         """Say on which object every point lies.
 
-        Args:
-          frame: when.
-          points: in the world [m].
-
         Returns:
           Number of the nearest object within `ON_SURFACE_M`, or -1.
         """

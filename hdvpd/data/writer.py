@@ -159,11 +159,6 @@ class EpisodeWriter:
     def create(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         """Begin an array that comes in pieces.
 
-        Args:
-          name: its path inside the episode.
-          shape: of the whole array; the first axis is time.
-          dtype: of its values.
-
         Raises:
           UserError: the disk is full or not writable.
         """

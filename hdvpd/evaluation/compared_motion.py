@@ -60,9 +60,6 @@ def _describe(values: Float[np.ndarray, "seeds episodes 4"]) -> dict[str, Any]:
 def compared_motion_tables(motion: Mapping[str, Any]) -> tuple[Table, Table]:
     """Lay out the errors of members and controls, and the paired differences, in millimetres.
 
-    Args:
-      motion: of `compare_motion`, not empty.
-
     Returns:
       Both tables; a difference is bold where its interval excludes zero.
     """

@@ -119,9 +119,6 @@ def describe_scores(values: Float[np.ndarray, "seeds episodes steps 4"]) -> dict
 def describe_member(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     """Describe a member: its scores, its speed and its size.
 
-    Args:
-      runs: of the member, one per seed.
-
     Returns:
       Its object in comparison.json. A speed is the median over the log windows of all runs.
     """
@@ -192,9 +189,6 @@ def comparison_tables(summary: Mapping[str, Any]) -> tuple[Table, ...]:
 def image_tables(summary: Mapping[str, Any]) -> tuple[Table, Table, Table, Table]:
     """Lay out scores of images and costs.
 
-    Args:
-      summary: of `summarize_comparison`.
-
     Returns:
       Scores averaged over the rollout steps, with the best of every column bold; what the members
       cost; paired differences, bold where the interval excludes zero; SSIM per step.
@@ -229,11 +223,7 @@ def image_tables(summary: Mapping[str, Any]) -> tuple[Table, Table, Table, Table
 
 
 def to_markdown(summary: Mapping[str, Any]) -> str:
-    """Write all tables of a comparison as a page.
-
-    Args:
-      summary: of `summarize_comparison`.
-    """
+    """Write all tables of a comparison as a page."""
     seeds, episodes = len(summary["seeds"]), len(summary["episodes"])
     over = "seeds and episodes, both as random effects" if seeds > 1 else "episodes"
     notes = (
@@ -276,11 +266,7 @@ def _step_rows(names: Sequence[str], entry: Mapping[str, Any]) -> Iterator[list[
 
 
 def members_csv(summary: Mapping[str, Any]) -> str:
-    """Write the table of the members, one row each, averaged over the rollout steps.
-
-    Args:
-      summary: of `summarize_comparison`.
-    """
+    """Write the table of the members, one row each, averaged over the rollout steps."""
     extras = (*_SPEEDS, *_COUNTS)
     rows = (
         [name, *_average_cells(entry), *(entry[key] for key in extras)]
@@ -290,22 +276,14 @@ def members_csv(summary: Mapping[str, Any]) -> str:
 
 
 def curves_csv(summary: Mapping[str, Any]) -> str:
-    """Write one row per member and rollout step, "all" for their mean; last the reference.
-
-    Args:
-      summary: of `summarize_comparison`.
-    """
+    """Write one row per member and rollout step, "all" for their mean; last the reference."""
     described = {**summary["members"], REFERENCE: summary[REFERENCE]}
     rows = (row for name, entry in described.items() for row in _step_rows([name], entry))
     return Table(("member", "step", *_SCORE_COLUMNS), list(rows)).csv()
 
 
 def pairs_csv(summary: Mapping[str, Any]) -> str:
-    """Write the paired differences, one row per pair and rollout step, "all" for their mean.
-
-    Args:
-      summary: of `summarize_comparison`.
-    """
+    """Write the paired differences, one row per pair and rollout step, "all" for their mean."""
     rows = (
         row
         for pair in summary["pairs"]
@@ -328,9 +306,6 @@ def runs_csv(runs: Sequence[ComparedRun]) -> str:
 
 def plot_comparison(summary: Mapping[str, Any]) -> Figure:
     """Plot SSIM against the rollout step, and each member's difference to the first.
-
-    Args:
-      summary: of `summarize_comparison`.
 
     Returns:
       On the left a line per member and copy-last-frame, on the right the paired differences, which

@@ -202,9 +202,6 @@ def to_json(value: Mapping[str, Any]) -> str:
 def to_csv(summaries: dict[str, dict[str, Any]]) -> str:
     """Write one row per run, predictor, camera ("all" for the mean over cameras) and step.
 
-    Args:
-      summaries: `summarize`'s object of every run, by name.
-
     Returns:
       The table; empty cells where a number does not exist.
     """
@@ -244,16 +241,7 @@ def episodes_csv(all_scores: list[Scores]) -> str:
 def draw_curve(
     axes: Axes, lists: dict[str, Any], metric: str, label: str, color: str, line: str
 ) -> None:
-    """Draw means and intervals over the rollout steps.
-
-    Args:
-      axes: to draw into.
-      lists: means under `metric`, half widths under `<metric>_ci95`.
-      metric: what to draw.
-      label: in the legend.
-      color: of line and band.
-      line: style of the line.
-    """
+    """Draw means and intervals over the rollout steps."""
     # Matplotlib leaves NaN out of lines and bands; None it cannot convert.
     mean, ci95 = (np.array(lists[key], np.float64) for key in (metric, f"{metric}_ci95"))
     steps = np.arange(len(mean))
@@ -263,9 +251,6 @@ def draw_curve(
 
 def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
     """Plot all metrics against the rollout step, with 95 % intervals as bands.
-
-    Args:
-      summaries: `summarize`'s object of every run, by name.
 
     Returns:
       For one run a line per predictor; for several a line per run, that is of its model, and

@@ -98,15 +98,7 @@ def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]
 def make_clip(
     batch: Batch, result: WindowResult, cameras: tuple[str, ...], title: str, rate_hz: float
 ) -> Clip:
-    """Collect what a video shows of a window.
-
-    Args:
-      batch: the window.
-      result: what the model made of it.
-      cameras: names of the views.
-      title: of the video.
-      rate_hz: frames per second of the data.
-    """
+    """Collect what a video shows of a window."""
     return Clip(
         title=title,
         cameras=cameras,
@@ -196,12 +188,6 @@ def collect_scores(
     scored: Mapping[int, Sequence[WindowScores]],
 ) -> Scores:
     """Average the windows of every episode.
-
-    Args:
-      name: of the run.
-      cameras: names of the views.
-      predictors: what was scored.
-      scored: scores of every window, by episode.
 
     Returns:
       One set of scores per episode.

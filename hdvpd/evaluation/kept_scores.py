@@ -26,10 +26,6 @@ def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
 def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
     """Read scores, if they are those asked for.
 
-    Args:
-      file: written with `scores_to_json`.
-      made_from: what decides the scores.
-
     Returns:
       The scores; None if there are none or they were made from something else.
     """

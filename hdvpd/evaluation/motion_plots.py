@@ -32,10 +32,6 @@ _AGAINST = {
 def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Write the motion of one or several runs as motion.json, motion.md, motion.csv and motion.png.
 
-    Args:
-      folder: where to.
-      motions: of `summarize_motion`, by name of the run.
-
     Raises:
       UserError: the disk is full or not writable.
     """
@@ -59,9 +55,6 @@ def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> byte
 
 def plot_motion(motions: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Plot every measure of the particles' motion against the rollout step, in millimetres.
-
-    Args:
-      motions: of `summarize_motion`, by name of the run.
 
     Returns:
       For one run a line per predictor; for several a line per run, and the true displacement.
@@ -100,9 +93,6 @@ def _draw(
 
 def judge_motion(motion: Mapping[str, Any]) -> list[Verdict]:
     """Compare the model's error on objects with that of no motion and of the kinematics.
-
-    Args:
-      motion: of `summarize_motion`.
 
     Returns:
       A verdict per control: over all steps, and at which steps it is ahead; none without intervals.

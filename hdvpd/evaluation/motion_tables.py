@@ -78,12 +78,7 @@ def _plain(values: Float[np.ndarray, "n"]) -> list[float | None]:
 
 
 def motion_table(motion: Mapping[str, Any], title: str = "") -> Table:
-    """Lay out the means over all rollout steps.
-
-    Args:
-      motion: of `summarize_motion`.
-      title: of the table.
-    """
+    """Lay out the means over all rollout steps."""
     rows = [
         [MOTION_LABELS[p], *(_cell(motion[p], f"{m}_mean") for m in MOTION_METRICS)]
         for p in MOTION_PREDICTORS
@@ -92,13 +87,7 @@ def motion_table(motion: Mapping[str, Any], title: str = "") -> Table:
 
 
 def motion_step_table(motion: Mapping[str, Any], metric: str, title: str = "") -> Table:
-    """Lay out one measure at every rollout step.
-
-    Args:
-      motion: of `summarize_motion`, or one of its tasks.
-      metric: of `MOTION_METRICS`.
-      title: of the table.
-    """
+    """Lay out one measure at every rollout step."""
     steps = range(len(motion["model"][metric]))
     rows = [
         [MOTION_LABELS[p], *(_cell(motion[p], metric, step) for step in steps)]
@@ -123,11 +112,7 @@ def describe_motion(motion: Mapping[str, Any]) -> str:
 
 
 def motion_tables(motion: Mapping[str, Any]) -> list[Table]:
-    """List the tables of a run: means, objects' error per step, and that of every task.
-
-    Args:
-      motion: of `summarize_motion`.
-    """
+    """List the tables of a run: means, objects' error per step, and that of every task."""
     title = f"Distance of particles from their true place, {describe_motion(motion)}"
     tables = [motion_table(motion, title)]
     tables += [motion_step_table(motion, metric) for metric in MOTION_METRICS]
@@ -147,9 +132,6 @@ def motion_markdown(motion: Mapping[str, Any]) -> str:
 
 def motion_csv(motions: Mapping[str, Mapping[str, Any]]) -> str:
     """Write one row per run, task ("all" for every task), predictor and step.
-
-    Args:
-      motions: of `summarize_motion`, by name of the run.
 
     Returns:
       The table, in metres; empty cells where a number does not exist.

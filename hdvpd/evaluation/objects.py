@@ -97,10 +97,6 @@ def score_motion(
 ) -> Float[np.ndarray, "s 4"]:
     """Score predicted particles.
 
-    Args:
-      positions: predicted [m].
-      truth: where they should be.
-
     Returns:
       `MOTION_METRICS` [m]; NaN where there is no such particle.
     """

@@ -55,11 +55,6 @@ def staging_folder(target: Path) -> Iterator[Path]:
 def publish(staging: Path, target: Path, report: Path) -> None:
     """Move finished files into place.
 
-    Args:
-      staging: holds the files of an evaluation, and the page as `report.html`.
-      target: folder of the results.
-      report: where the page belongs.
-
     Raises:
       UserError: the file system refuses.
     """

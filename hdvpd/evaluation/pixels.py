@@ -142,13 +142,6 @@ def score_pixels(
 ) -> tuple[float, ...]:
     """Score one image.
 
-    Args:
-      image: the prediction.
-      truth: the whitened frame it predicts.
-      moving: where the truth moves (`metrics.moving_pixels`).
-      robot: see `PixelTruth`.
-      owners: see `PixelTruth`.
-
     Returns:
       `PIXEL_METRICS`; NaN where there is nothing of a kind.
     """

@@ -109,12 +109,7 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
 
 
 def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Path]:
-    """Write all files of an evaluation.
-
-    Args:
-      staging: an empty folder.
-      evaluations: by name of the run.
-    """
+    """Write all files of an evaluation."""
     summaries = {name: e.summary for name, e in evaluations.items()}
     single = len(summaries) == 1
     curve = to_png(plot_curves(summaries))

@@ -79,12 +79,6 @@ def score_images(
 ) -> Float[np.ndarray, "predictors v s 4"]:
     """Score predictors' images.
 
-    Args:
-      images: frames by predictor.
-      truth: the whitened frames they predict.
-      last_observed: the whitened last observed frame.
-      moving_threshold: see `metrics.moving_pixels`.
-
     Returns:
       `METRICS` in the order of `images`.
     """
@@ -103,11 +97,6 @@ def score_depth(
     visible: Bool[np.ndarray, "s v h w"],
 ) -> Float[np.ndarray, "v s 2"]:
     """Score the model's depth where depth was measured and can be rendered.
-
-    Args:
-      depth_m: rendered planar depth [m].
-      truth_m: measured planar depth [m].
-      visible: pixels that are not painted white.
 
     Returns:
       `DEPTH_METRICS`.
@@ -128,13 +117,6 @@ def score_images_by_pixels(
     shown: PixelTruth,
 ) -> Float[np.ndarray, "predictors v s 5"]:
     """Score predictors' images on the pixels of objects, of the robot and of the rest.
-
-    Args:
-      images: frames by predictor.
-      truth: the whitened frames they predict.
-      last_observed: the whitened last observed frame.
-      moving_threshold: see `metrics.moving_pixels`.
-      shown: what the pixels of the window truly show.
 
     Returns:
       `PIXEL_METRICS` in the order of `images`.
@@ -161,14 +143,6 @@ def score_reconstruction(
     owners: Int[np.ndarray, "v h w"] | None,
 ) -> Float[np.ndarray, "v 5"]:
     """Score an observed frame that was rendered from its own particles.
-
-    Args:
-      rgb: rendered colours.
-      depth_m: rendered planar depth [m].
-      truth: the whitened frame.
-      truth_m: measured planar depth [m].
-      visible: pixels that are not painted white.
-      owners: number of the object that each pixel shows, or -1; None where objects are not known.
 
     Returns:
       `RECONSTRUCTION_METRICS`.

@@ -100,11 +100,7 @@ def explain_table(summary: Mapping[str, Any]) -> str:
 
 
 def to_markdown(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the table and the verdicts of every run, to be pasted elsewhere.
-
-    Args:
-      summaries: `curves.summarize`'s object of every run, by name.
-    """
+    """Write the table and the verdicts of every run, to be pasted elsewhere."""
     return "\n".join(
         f"## {name}, checkpoint {summary['checkpoint_step']}\n\n"
         f"{explain_table(summary)}. The best of a column is bold.\n\n"

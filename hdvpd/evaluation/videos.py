@@ -158,11 +158,6 @@ def splat_particles(
 def draw_robot(clip: Clip, frame: int, view: int) -> UInt8[np.ndarray, "h w 3"]:
     """Draw the kinematic particles over the dimmed truth.
 
-    Args:
-      clip: the rollout.
-      frame: which of its frames; commanded points for the predicted ones.
-      view: which camera.
-
     Returns:
       The panel: a dot per point, with a line from where the frame before had it.
     """

@@ -1,12 +1,12 @@
-"""Which form of an operation runs."""
+"""Which form of an operation runs: `model.kernels`, or what a graph carries.
 
-from typing import Literal
+"auto" is host code on CPU and plain JAX elsewhere; "pallas" is plain JAX wherever an operation has
+no such form.
+"""
 
 import jax
 
-Kernels = Literal["auto", "host", "xla", "pallas"]
-"""Setting `model.kernels`: auto is host code on CPU and plain JAX elsewhere. pallas is plain JAX
-wherever an operation has no such form."""
+from hdvpd.config import Kernels
 
 
 def use_host_kernels(kernels: Kernels) -> bool:

@@ -6,17 +6,15 @@ Indices and distances carry no gradient: callers that need one recompute distanc
 """
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.config import Backend
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.neighbors_host import SEARCHES
 from hdvpd.types import Array, Bool, Float, Int, pytree
-
-Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
 
 # Distances held at once by the blockwise search (64 MiB of float32).
 _BLOCK_ENTRIES = 1 << 24

@@ -104,9 +104,6 @@ def read_packed(
 ) -> tuple[Config, SceneSpec, dict[str, Any], dict[str, np.ndarray]]:
     """Read a packed model.
 
-    Args:
-      file: of `pack`.
-
     Returns:
       Configuration and scene, the checkpoint's step and data set, and parameters by name.
 

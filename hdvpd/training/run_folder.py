@@ -182,13 +182,7 @@ class RunFolder:
         return commit if state[:1] in ([], ["clean"]) else f"{commit} with changes"
 
     def numbers(self, file: str, kind: str, key: str) -> tuple[float, ...]:
-        """Read a value from every record of a kind; a line that a killed process broke is left out.
-
-        Args:
-          file: `metrics.jsonl` or `timing.jsonl`; none counts as empty.
-          kind: of the records.
-          key: of the value.
-        """
+        """Read a value from every record of a kind; lines not written whole are left out."""
         path, numbers = self.path / file, []
         for line in path.read_text().splitlines() if path.is_file() else []:
             try:

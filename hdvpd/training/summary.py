@@ -109,14 +109,7 @@ def largest_batch(memory: Memory, batch_size: int, limit: int, *, remat: bool) -
 
 
 def verdict(memory: Memory, config: Config, limit: int, where: str) -> str:
-    """Say whether a training step fits the device and, if not, what would.
-
-    Args:
-      memory: that it needs.
-      config: the experiment.
-      limit: memory of the device [bytes].
-      where: name of that memory.
-    """
+    """Say whether a training step fits into so many bytes of a device and, if not, what would."""
     size, remat = config.train.batch_size, config.train.remat
     needed = memory.state + (memory.recomputed if remat else memory.stored)
     has = f"{where}: {limit / 2**30:.3g} GiB"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from hdvpd.attention.couplings import Coupling
 from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.config.settings import Count, Limit, Settings, require
 from hdvpd.kernels.sparse_rows import SparseRows
@@ -19,7 +20,7 @@ class WalkSettings(Settings):
 
     num_hops: Count = 3
     """Hops of every walk (paper); with halting the longest walk."""
-    walks: Literal["exact", "iid", "repelling", "antithetic", "repelling-antithetic"] = "exact"
+    walks: Literal["exact", Coupling] = "exact"
     """All walks, which on neighbour lists is what the paper's 27 repelling walkers amount to; or
     sampled ones with this coupling, drawn anew at every step."""
     num_walkers: Count = 27

@@ -280,10 +280,6 @@ def robot_points(
 ) -> tuple[Int[np.ndarray, "p"], Float[np.ndarray, "p"]]:
     """Judge the robot's kinematic points in one view.
 
-    Args:
-      robot: points in the world [m].
-      surface: as the view saw it.
-
     Returns:
       A `RobotPoint` and the distance from the nearest seen point [m] (NaN outside), per point.
     """

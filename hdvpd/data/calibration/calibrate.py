@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from hdvpd.data import store, writer
+from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.check import Report, check
-from hdvpd.data.calibration.clouds import Backend
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.images import sentinel
 from hdvpd.data.calibration.robot_fit import describe_robot_fit

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.data.calibration import findings, proof_findings, signals
+from hdvpd.data.calibration import Backend, findings, proof_findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
-from hdvpd.data.calibration.clouds import Backend, choose_indexer, suggest_box
+from hdvpd.data.calibration.clouds import choose_indexer, suggest_box
 from hdvpd.data.calibration.drift import with_drift
 from hdvpd.data.calibration.estimate import describe_change
 from hdvpd.data.calibration.explanation import Explanation, explain

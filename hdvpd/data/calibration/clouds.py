@@ -10,12 +10,13 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.ndimage
 from scipy.spatial import KDTree
 
+from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.views import (
     View,
     nearest_around,
@@ -26,7 +27,6 @@ from hdvpd.data.calibration.views import (
 from hdvpd.errors import UserError, how_to_install
 from hdvpd.types import Bool, Float
 
-Backend = Literal["auto", "open3d", "scipy"]
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Takes queries (q, 3), returns distance (q,) and index (q,) of the nearest point of a cloud."""
 MAX_KEPT = 192
@@ -202,9 +202,6 @@ class Surface:
 def choose_indexer(backend: Backend = "auto") -> tuple[str, Indexer]:
     """Choose the library that searches; return its name and its indexer.
 
-    Args:
-      backend: "auto" takes Open3D if it imports.
-
     Raises:
       UserError: Open3D was asked for and does not import.
     """
@@ -258,10 +255,6 @@ def surface_distance(queries: Float[np.ndarray, "q 3"], surface: Surface) -> Flo
 
     Samples are a pixel's footprint apart, so the distance to the nearest sample says nothing below
     that. The distance to the plane through it does, as long as the sample is beside the query.
-
-    Args:
-      queries: to measure [m].
-      surface: as it was seen.
 
     Returns:
       Distances [m]: to the plane of the nearest sample, or to the sample itself where its normal

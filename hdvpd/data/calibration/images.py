@@ -44,12 +44,7 @@ class DepthValues:
 
 
 def depth_values(stored: Shaped[np.ndarray, "f h w"], unit_m: float) -> DepthValues:
-    """Describe stored depth.
-
-    Args:
-      stored: as on disk.
-      unit_m: metres per stored unit.
-    """
+    """Describe stored depth."""
     values = stored.astype(np.float64) * unit_m
     finite = np.isfinite(values)
     good = values[finite & (np.where(finite, values, 0) > 0)]
@@ -93,13 +88,7 @@ def sentinel(valid_m: Float[np.ndarray, "n"], pixels: int) -> float | None:
 def intrinsics_faults(
     intrinsics: Float[np.ndarray, "3 3"], height: int, width: int
 ) -> tuple[list[str], list[str]]:
-    """Judge whether intrinsics can belong to images of a size: what cannot be, what is unusual.
-
-    Args:
-      intrinsics: pinhole matrix [px].
-      height: image rows.
-      width: image columns.
-    """
+    """Judge whether intrinsics can belong to images of a size: what cannot be, what is unusual."""
     fx, fy, cx, cy = intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]]
     faults, oddities = [], []
     if not (0 < cx < width and 0 < cy < height):

@@ -96,11 +96,6 @@ class Sample:
 def read_sample(dataset: Dataset, episodes: int, frames: int) -> Sample:
     """Read evenly spread episodes, and evenly spread frames of each in full.
 
-    Args:
-      dataset: to read from.
-      episodes: how many, at most.
-      frames: of each of them that are read in full, at most.
-
     Raises:
       UserError: an array is missing or damaged.
     """

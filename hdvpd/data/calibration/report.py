@@ -64,10 +64,6 @@ def _table(report: Report) -> rich.table.Table:
 def write_report(report: Report, folder: Path) -> Path:
     """Write check.json, the pictures and the page; return the page.
 
-    Args:
-      report: to write.
-      folder: made if needed; an earlier report there is replaced.
-
     Raises:
       UserError: the folder cannot be written.
     """

@@ -293,10 +293,6 @@ def misfit(moments: Sequence[Moment], index: Indexer) -> Float[np.ndarray, "m"]:
     """Return by moment how much the depths of the robot's points in what is seen differ [m].
 
     A point is equally deep inside its link at every moment and in every camera, if all stand right.
-
-    Args:
-      moments: what was seen; all with the robot's points.
-      index: makes the nearest-point search.
     """
     rows = []
     for moment in moments:

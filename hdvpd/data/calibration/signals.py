@@ -113,9 +113,6 @@ def image_motion(rgb: UInt8[np.ndarray, "f h w 3"]) -> Float[np.ndarray, "s"]:
 def point_motion(points: Float[np.ndarray, "f p 3"]) -> Float[np.ndarray, "s"]:
     """Measure how far the robot's points move from frame to frame.
 
-    Args:
-      points: kinematic points [m].
-
     Returns:
       Mean distance [m], one per interval.
     """
@@ -126,10 +123,6 @@ def align(
     robot: Sequence[Float[np.ndarray, "_"]], image: Sequence[Float[np.ndarray, "_"]]
 ) -> Lag | None:
     """Correlate image motion with robot motion at every lag.
-
-    Args:
-      robot: motion of the robot per interval, one array per episode.
-      image: motion of the image, likewise.
 
     Returns:
       Correlations over all episodes, each taken relative to its own mean; None if nothing moves,

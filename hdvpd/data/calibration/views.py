@@ -140,10 +140,6 @@ def project(
 ) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "n"]]:
     """Project world points.
 
-    Args:
-      points: world points [m].
-      view: the camera.
-
     Returns:
       (x, y) in pixels, NaN behind the camera, and planar depth [m].
     """
@@ -191,10 +187,6 @@ def silhouettes(view: View) -> Bool[np.ndarray, "h w"]:
 
 def surface_normals(view: View, points: Float[np.ndarray, "h w 3"]) -> Float[np.ndarray, "h w 3"]:
     """Return unit normals of the seen surface from the neighbouring pixels.
-
-    Args:
-      view: the camera.
-      points: of its pixels, in the world [m].
 
     Returns:
       Normals of either sign; 0 where a neighbour is missing or the surface ends (`SLOPE_LIMIT`).

@@ -83,11 +83,6 @@ class Choices:
     def view(self, camera: str, size: tuple[int, int], recorded: Callable[[], View]) -> View:
         """Calibrate a camera: by the side-car where it names the camera, else as recorded.
 
-        Args:
-          camera: name.
-          size: height and width of the images [px].
-          recorded: reads the source's own calibration.
-
         Raises:
           BadEpisodeError: the side-car is for images of another aspect ratio.
         """

@@ -55,15 +55,7 @@ def describe(
     provenance: Mapping[str, Any],
     decided: Mapping[str, str],
 ) -> Mapping[str, Any]:
-    """Describe a data set by its first episode, as dataset.json does.
-
-    Args:
-      source: that the episode is of.
-      recording: the episode.
-      prepared: the same in native form.
-      provenance: of the data set.
-      decided: what the pictures decided, for people.
-    """
+    """Describe a data set by its first episode, as dataset.json does."""
     low, high = source.options.sidecar.workspace or _workspace(recording, prepared)
     cameras = {
         name: schema.describe_camera(*size, prepared.mounts[name])

@@ -54,22 +54,7 @@ def import_dataset(
 ) -> None:
     """Convert a data set of another format, or complete an import that was interrupted.
 
-    Args:
-      format: of the source; one of `importers.FORMATS`.
-      path: of the source.
-      out: folder of the native data set.
-      episodes: numbers in the order of the source, such as "0-9,12"; empty means all.
-      cameras: to import; empty means all that have depth and calibration.
-      size: height and width of the images [px]; None keeps those of the source.
-      step_s: control step [s].
-      calibration: `hdvpd_calibration.json` that overrides what the source says.
-      robot: URDF or MJCF of the robot.
-      workers: processes; never changes what is written.
-      skip_bad: leave out episodes that cannot be imported, instead of stopping at the first.
-      depth_unit_m: metres per stored unit of depth; None leaves it to the format.
-      joint_targets: take recorded actions as joint targets.
-      channels: order of the stored colours; None leaves it to the format.
-      rate_hz: frames per second of sources without time stamps; None leaves it to the format.
+    The arguments are the flags of `hdvpd data import`; `size` is height and width [px].
 
     Raises:
       UserError: a flag is impossible, `out` holds something else, nothing can be imported, or an

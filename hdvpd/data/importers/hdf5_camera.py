@@ -91,11 +91,6 @@ def hdf5_camera(
 def sapien_view(camera: Node, frames: int, size: tuple[int, int]) -> View:
     """Read the calibration that SAPIEN's cameras record: `intrinsic_cv` and `extrinsic_cv`.
 
-    Args:
-      camera: group that holds them, perhaps beside `cam2world_gl`, the same pose in other axes.
-      frames: that they must have.
-      size: height and width of the images [px].
-
     Raises:
       BadEpisodeError: one is missing or of another shape, or the two poses differ.
     """

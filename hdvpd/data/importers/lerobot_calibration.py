@@ -28,14 +28,6 @@ def recorded_view(
 ) -> tuple[base.View, str]:
     """Read the calibration of a camera from its columns.
 
-    Args:
-      place: the episode.
-      info: of the data set.
-      camera: one that has such columns.
-      size: height and width of its images [px].
-      numbers: reads a column.
-      extrinsics: what a pose means whose column does not say.
-
     Returns:
       The camera, and what was taken, for people.
 

@@ -256,12 +256,6 @@ def compare_tool(
 ) -> str:
     """Compare a recorded tool with the robot model: it should move with one of the links.
 
-    Args:
-      name: of the tool.
-      recorded: its poses [m].
-      links: names.
-      poses: of the links by the model [m].
-
     Returns:
       Which link it moves with and how well, for people.
     """

@@ -121,10 +121,6 @@ class RobotModel:
     ) -> Float[np.ndarray, "f l 4 4"]:
         """Forward kinematics.
 
-        Args:
-          values: joints, one row per frame.
-          base_to_world: pose of the model's root.
-
         Returns:
           Poses of `links` in the world frame [m].
 

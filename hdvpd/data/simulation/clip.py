@@ -168,11 +168,6 @@ def with_joints(
 ) -> Float[np.ndarray, "f q"]:
     """Replace the joints in generalised positions.
 
-    Args:
-      model: compiled MuJoCo model of the scene.
-      states: generalised positions.
-      joints: new values in the order of `scene.joint_names`.
-
     Returns:
       The positions with both fingers of a gripper at its opening.
     """
@@ -188,11 +183,6 @@ def camera_parameters(
     model: Any, view: int, size: tuple[int, int]
 ) -> tuple[Float[np.ndarray, "3 3"], Float[np.ndarray, "4 4"]]:
     """Return the calibration of a camera of the scene.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      view: number of the camera.
-      size: height and width of the images [px].
 
     Returns:
       Intrinsics [px] and camera-to-world pose with OpenCV axes.
@@ -212,11 +202,6 @@ def render(
     model: Any, states: Float[np.ndarray, "f q"], size: tuple[int, int]
 ) -> tuple[UInt8[np.ndarray, "f v h w 3"], Float[np.ndarray, "f v h w"]]:
     """Render every camera at every state.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      states: generalised positions.
-      size: height and width of the images [px].
 
     Returns:
       Colours and planar depth [m], 0 where nothing is hit.
@@ -254,10 +239,6 @@ def render(
 
 def run_physics(model: Any, path: np.ndarray) -> Float[np.ndarray, "f q"] | None:
     """Follow joint targets: settle at the first, then move linearly to the next in every step.
-
-    Args:
-      model: compiled MuJoCo model of the scene.
-      path: joint targets in the order of `scene.joint_names`.
 
     Returns:
       Generalised positions at every frame; None if the arms touch each other.

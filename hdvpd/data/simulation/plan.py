@@ -137,9 +137,6 @@ def easiest_yaw(yaw: float) -> float:
 
     At the home posture the gripper's yaw is pi; a yaw of 0 would need joint 7 beyond its limit.
 
-    Args:
-      yaw: of the gripper, which points down [rad].
-
     Returns:
       The one of the two nearer to the home posture [rad].
     """

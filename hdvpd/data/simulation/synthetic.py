@@ -64,14 +64,6 @@ def write_synthetic_dataset(
 ) -> Dataset:
     """Write a data set of the analytic scene and open it.
 
-    Args:
-      path: folder, new or empty.
-      episodes: to write, numbered from 0.
-      steps: control steps per episode; frames are one more.
-      height: image rows [px].
-      width: image columns [px].
-      seed: the same seed gives the same bytes.
-
     Raises:
       UserError: the folder is in use, or a number is impossible.
     """
@@ -103,14 +95,7 @@ def write_synthetic_dataset(
 def synthetic_episode(
     rng: np.random.Generator, steps: int, height: int, width: int
 ) -> dict[str, np.ndarray]:
-    """Make the arrays of one episode, by path inside it.
-
-    Args:
-      rng: draws the motion, the resting spheres and the colours.
-      steps: control steps; frames are one more.
-      height: image rows [px].
-      width: image columns [px].
-    """
+    """Make the arrays of one episode, by path inside it."""
     joints = _joint_path(rng, steps)
     targets = np.concatenate([joints[1:], joints[-1:]])
     links, target_links = link_poses(joints[:, :2]), link_poses(targets[:, :2])
@@ -139,11 +124,6 @@ def camera(
 ) -> tuple[Float[np.ndarray, "3 3"], Float[np.ndarray, "4 4"]]:
     """Return the calibration of a camera.
 
-    Args:
-      name: cam0 or cam1.
-      height: image rows [px].
-      width: image columns [px].
-
     Returns:
       Intrinsics [px] and camera-to-world pose with OpenCV axes.
     """
@@ -154,9 +134,6 @@ def camera(
 
 def link_poses(joints: Float[np.ndarray, "f 2"]) -> Float[np.ndarray, "f l 4 4"]:
     """Forward kinematics of the two-link arm: both hinges turn about z.
-
-    Args:
-      joints: angles of shoulder and elbow [rad].
 
     Returns:
       Poses of `LINKS`.
@@ -184,13 +161,6 @@ def cast(
     width: int,
 ) -> tuple[UInt8[np.ndarray, "h w 3"], Float[np.ndarray, "h w"]]:
     """Ray-cast table and spheres exactly.
-
-    Args:
-      spheres: above the table.
-      intrinsics: pinhole matrix [px].
-      camera_to_world: pose with OpenCV axes.
-      height: image rows [px].
-      width: image columns [px].
 
     Returns:
       Colours, and planar depth [m] that is 0 where nothing is hit.
