@@ -7,6 +7,7 @@ mean over cameras, and the interval is Student's over episodes. A score that doe
 """
 
 import io
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -239,44 +240,66 @@ def episodes_csv(all_scores: list[Scores]) -> str:
 
 
 def draw_curve(
-    axes: Axes, lists: dict[str, Any], metric: str, label: str, color: str, line: str
+    axes: Axes,
+    lists: Mapping[str, Any],
+    metric: str,
+    label: str,
+    color: str,
+    line: str,
+    scale: float = 1.0,
 ) -> None:
-    """Draw means and intervals over the rollout steps."""
+    """Draw means and intervals over the rollout steps, times a scale."""
     # Matplotlib leaves NaN out of lines and bands; None it cannot convert.
-    mean, ci95 = (np.array(lists[key], np.float64) for key in (metric, f"{metric}_ci95"))
+    mean, ci95 = (scale * np.array(lists[key], np.float64) for key in (metric, f"{metric}_ci95"))
     steps = np.arange(len(mean))
     axes.plot(steps, mean, line, color=color, label=label, marker="o", markersize=3)
     axes.fill_between(steps, mean - ci95, mean + ci95, color=color, alpha=0.15, linewidth=0)
 
 
-def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
-    """Plot all metrics against the rollout step, with 95 % intervals as bands.
+def plot_metrics(
+    runs: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    labels: Mapping[str, str] = LABELS,
+    reference: str = REFERENCE,
+    scale: float = 1.0,
+) -> Figure:
+    """Plot four metrics against the rollout step, with 95 % intervals as bands.
+
+    Args:
+      runs: for every run by name, lists over the steps by predictor.
+      titles: of the metrics.
+      labels: of the predictors, in this order.
+      reference: what no run can change.
+      scale: of all numbers.
 
     Returns:
-      For one run a line per predictor; for several a line per run, that is of its model, and
-      copy-last-frame, which no run can change, as the reference.
+      For one run a line per predictor; for several a line per run, that is of its model, and the
+      reference.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")
-    first = next(iter(summaries.values()))
-    for axes, metric in zip(figure.subplots(2, 2).flat, METRICS, strict=True):
-        if len(summaries) == 1:
-            for predictor in first["predictors"]:
-                label = LABELS[predictor]
-                draw_curve(axes, first[predictor], metric, label, *STYLES[predictor])
-        else:
-            for i, (name, summary) in enumerate(summaries.items()):
-                color = colors.SERIES[i % len(colors.SERIES)]
-                draw_curve(axes, summary["model"], metric, name, color, "-")
-            if REFERENCE in first["predictors"]:
-                label = LABELS[REFERENCE]
-                draw_curve(axes, first[REFERENCE], metric, label, *STYLES[REFERENCE])
-        axes.set(title=TITLES[metric], xlabel="rollout step")
+    first = next(iter(runs.values()))
+    shown = [p for p in labels if p in first and (len(runs) == 1 or p == reference)]
+    for axes, metric in zip(figure.subplots(2, 2).flat, titles, strict=True):
+        if len(runs) > 1:
+            for (name, run), color in zip(runs.items(), itertools.cycle(colors.SERIES)):
+                draw_curve(axes, run["model"], metric, name, color, "-", scale)
+        for predictor in shown:
+            style = STYLES[predictor]
+            draw_curve(axes, first[predictor], metric, labels[predictor], *style, scale)
+        axes.set(title=titles[metric], xlabel="rollout step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
-    axes = figure.axes[0]
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    lines = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=4)
+    return figure
+
+
+def plot_curves(summaries: dict[str, dict[str, Any]]) -> Figure:
+    """Plot `METRICS` of every run, by name, from `summarize`'s object."""
+    figure = plot_metrics(summaries, TITLES)
     names = ", ".join(summaries) if len(summaries) < 4 else f"{len(summaries)} runs"
-    figure.suptitle(f"{names}: {describe_sample(first)}, mean and 95 % interval")
+    sample = describe_sample(next(iter(summaries.values())))
+    figure.suptitle(f"{names}: {sample}, mean and 95 % interval")
     return figure
 
 

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from hdvpd.evaluation.curves import STYLES, draw_curve, to_json, to_png
+from hdvpd.evaluation.curves import plot_metrics, to_json, to_png
 from hdvpd.evaluation.motion_tables import (
     MM,
     MOTION_LABELS,
@@ -17,9 +15,7 @@ from hdvpd.evaluation.motion_tables import (
     motion_csv,
     motion_markdown,
 )
-from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS
 from hdvpd.evaluation.verdicts import Verdict
-from hdvpd.reporting.colors import SERIES
 from hdvpd.reporting.files import write
 from hdvpd.reporting.tables import plus_minus
 
@@ -54,41 +50,15 @@ def write_motion(folder: Path, motions: Mapping[str, Mapping[str, Any]]) -> byte
 
 
 def plot_motion(motions: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Plot every measure of the particles' motion against the rollout step, in millimetres.
-
-    Returns:
-      For one run a line per predictor; for several a line per run, and the true displacement.
-    """
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    first = next(iter(motions.values()))
-    for axes, metric in zip(figure.subplots(2, 2).flat, MOTION_METRICS, strict=True):
-        if len(motions) == 1:
-            for predictor in MOTION_PREDICTORS:
-                label = MOTION_LABELS[predictor]
-                _draw(axes, first[predictor], metric, label, *STYLES[predictor])
-        else:
-            for i, (name, motion) in enumerate(motions.items()):
-                _draw(axes, motion["model"], metric, name, SERIES[i % len(SERIES)], "-")
-            still = "static_render"
-            _draw(axes, first[still], metric, MOTION_LABELS[still], *STYLES[still])
-        axes.set(title=MOTION_TITLES[metric], xlabel="rollout step")
+    """Plot every measure of the particles' motion against the rollout step, in millimetres."""
+    still = "static_render"  # its error is the true displacement
+    figure = plot_metrics(motions, MOTION_TITLES, MOTION_LABELS, still, MM)
+    for axes in figure.axes:
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-    lines = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=3)
-    figure.suptitle(f"Distance from the true place: {describe_motion(first)}")
+    figure.suptitle(
+        f"Distance from the true place: {describe_motion(next(iter(motions.values())))}"
+    )
     return figure
-
-
-def _draw(
-    axes: Axes, entry: Mapping[str, Any], metric: str, label: str, color: str, line: str
-) -> None:
-    lists = {
-        key: [None if value is None else MM * value for value in entry[key]]
-        for key in (metric, f"{metric}_ci95")
-    }
-    draw_curve(axes, lists, metric, label, color, line)
 
 
 def judge_motion(motion: Mapping[str, Any]) -> list[Verdict]:

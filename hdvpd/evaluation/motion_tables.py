@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.evaluation.curves import plain_numbers
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS, MotionScores
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table, plus_minus
@@ -66,15 +67,11 @@ def _estimates(name: str, values: Float[np.ndarray, "episodes steps"]) -> dict[s
     steps = student_interval(values)
     mean = student_interval(masked_mean(values, 1)[:, None])
     return {
-        name: _plain(steps.mean),
-        f"{name}_ci95": _plain(steps.ci95),
-        f"{name}_mean": _plain(mean.mean)[0],
-        f"{name}_mean_ci95": _plain(mean.ci95)[0],
+        name: plain_numbers(steps.mean),
+        f"{name}_ci95": plain_numbers(steps.ci95),
+        f"{name}_mean": plain_numbers(mean.mean)[0],
+        f"{name}_mean_ci95": plain_numbers(mean.ci95)[0],
     }
-
-
-def _plain(values: Float[np.ndarray, "n"]) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 def motion_table(motion: Mapping[str, Any], title: str = "") -> Table:

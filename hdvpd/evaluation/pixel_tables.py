@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from hdvpd.evaluation.curves import (
-    LABELS,
-    REFERENCE,
-    STYLES,
-    Scores,
-    draw_curve,
-    plain_numbers,
-)
+from hdvpd.evaluation.curves import LABELS, Scores, plain_numbers, plot_metrics
 from hdvpd.evaluation.pixels import PIXEL_METRICS, RECONSTRUCTION_METRICS
-from hdvpd.reporting.colors import SERIES
 from hdvpd.reporting.statistics import masked_mean, student_interval
 from hdvpd.reporting.tables import Cell, Table, plus_minus
 
@@ -111,26 +102,6 @@ def pixels_csv(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def plot_pixels(summaries: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Plot the measures of pixels against the rollout step, with 95 % intervals as bands.
-
-    Returns:
-      For one run a line per predictor; for several a line per run, and copy-last-frame.
-    """
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    first = next(iter(summaries.values()))["pixels"]
-    for axes, metric in zip(figure.subplots(2, 2).flat, _PLOTTED, strict=True):
-        if len(summaries) == 1:
-            for predictor, lists in first.items():
-                draw_curve(axes, lists, metric, LABELS[predictor], *STYLES[predictor])
-        else:
-            for i, (name, summary) in enumerate(summaries.items()):
-                color = SERIES[i % len(SERIES)]
-                draw_curve(axes, summary["pixels"]["model"], metric, name, color, "-")
-            if REFERENCE in first:
-                draw_curve(axes, first[REFERENCE], metric, LABELS[REFERENCE], *STYLES[REFERENCE])
-        axes.set(title=PIXEL_TITLES[metric], xlabel="rollout step")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-    lines = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=4)
-    return figure
+    """Plot the measures of pixels of every run, by name."""
+    pixels = {name: summary["pixels"] for name, summary in summaries.items()}
+    return plot_metrics(pixels, {metric: PIXEL_TITLES[metric] for metric in _PLOTTED})

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
+from hdvpd.evaluation.curves import LABELS, METRICS, describe_sample
 from hdvpd.evaluation.motion_plots import judge_motion
 from hdvpd.evaluation.motion_tables import describe_motion, motion_tables
 from hdvpd.evaluation.pixel_tables import pixel_table, reconstruction_table
-from hdvpd.evaluation.verdicts import best, judge
+from hdvpd.evaluation.verdicts import average_table, depth_table, judge, step_table
 from hdvpd.reporting.statistics import MIN_SAMPLES
-from hdvpd.reporting.tables import Table
 
 _EXPLANATIONS = {
     "model": "particles moved by the planned actions",
@@ -58,78 +57,6 @@ class RunReport:
     videos: tuple[Video, ...]
 
 
-def _number(mean: float | None, ci95: float | None, metric: str, *, best: bool = False) -> str:
-    if mean is None:
-        return "\u2013"
-    digits = DIGITS.get(metric, 3)
-    number = f"{mean:.{digits}f}"
-    spread = "" if ci95 is None else f" <small>\u00b1 {ci95:.{digits}f}</small>"
-    return f"{f'<b>{number}</b>' if best else number}{spread}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table; cells are HTML, the first of each row is its header."""
-    titles = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{c}</td>" for c in row[1:])}</tr>'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _columns(
-    summary: dict[str, Any], columns: Sequence[tuple[str, dict[str, tuple[Any, Any]]]]
-) -> list[list[str]]:
-    """Lay out a row per predictor; each column is its metric, and mean and width by predictor."""
-    rows = {predictor: [] for predictor in summary["predictors"]}
-    for metric, values in columns:
-        winners = best({p: mean for p, (mean, _) in values.items()}, DIGITS[metric])
-        for predictor, row in rows.items():
-            row.append(_number(*values[predictor], metric, best=predictor in winners))
-    return list(rows.values())
-
-
-def _average_table(summary: dict[str, Any]) -> str:
-    averages = summary["average_over_steps"]
-    entries = [(m, {p: averages[p][m] for p in summary["predictors"]}) for m in METRICS]
-    cells = _columns(
-        summary,
-        [(m, {p: (e["mean"], e["ci95"]) for p, e in column.items()}) for m, column in entries],
-    )
-    labels = [f"{LABELS[p]}<small>{_EXPLANATIONS[p]}</small>" for p in summary["predictors"]]
-    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
-    return _table(["", *(TITLES[m] for m in METRICS)], rows)
-
-
-def _step_table(summary: dict[str, Any], lists: dict[str, Any], metric: str) -> str:
-    steps = range(summary["steps"])
-    cells = _columns(
-        summary,
-        [
-            (metric, {p: (lists[p][metric][s], lists[p][f"{metric}_ci95"][s])
-                      for p in summary["predictors"]})
-            for s in steps
-        ],
-    )  # fmt: skip
-    rows = [[LABELS[p], *row] for p, row in zip(summary["predictors"], cells, strict=True)]
-    return _table([TITLES[metric], *(f"step {s}" for s in steps)], rows)
-
-
-def _depth_table(summary: dict[str, Any]) -> str:
-    model, steps = summary["model"], range(summary["steps"])
-    rows = [
-        [label, *(_number(model[key][s], model[f"{key}_ci95"][s], key) for s in steps)]
-        for key, label in (
-            ("depth_abs_rel", "absolute relative error"),
-            ("depth_within_1_25", "share within a factor of 1.25"),
-        )
-    ]
-    return _table(["Depth of the model", *(f"step {s}" for s in steps)], rows)
-
-
 def _details(title: str, content: str) -> str:
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
@@ -140,25 +67,20 @@ def _pixels(summary: dict[str, Any]) -> str:
         "<h3>Objects, robot and the rest</h3><p>PSNR on pixels that truly show objects, and on "
         "moving pixels that show or showed the robot and others; colour error: CIEDE2000 of "
         "objects' mean colours; sharpness: gradient energy relative to the truth's.</p>"
-        + _escaped(pixel_table(summary))
-        + _escaped(reconstruction_table(summary))
+        + pixel_table(summary).html()
+        + reconstruction_table(summary).html()
     )
 
 
 def _motion(motion: dict[str, Any]) -> str:
     """Lay out the motion of particles: means over the steps, and all else folded."""
     average, *others = motion_tables(motion)
-    folded = "".join(f"<h4>{html.escape(table.title)}</h4>{_escaped(table)}" for table in others)
+    folded = "".join(f"<h4>{html.escape(table.title)}</h4>{table.html()}" for table in others)
     return (
         "<h3>Motion of objects</h3><p>Mean distance of particles from where they should be, "
-        f"{html.escape(describe_motion(motion))}.</p>{_escaped(average)}"
+        f"{html.escape(describe_motion(motion))}.</p>{average.html()}"
         + _details("Motion at every step and of every task", folded)
     )
-
-
-def _escaped(table: Table) -> str:
-    head, *rows = ([html.escape(str(cell)) for cell in row] for row in (table.head, *table.rows))
-    return _table(head, rows)
 
 
 def _verdicts(summary: dict[str, Any]) -> str:
@@ -191,21 +113,23 @@ def _run_section(run: RunReport) -> str:
         f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>"
         for k, v in run.facts.items()
     )
-    steps = "".join(_step_table(summary, summary, metric) for metric in METRICS)
+    steps = "".join(step_table(summary, summary, metric).html() for metric in METRICS)
     cameras = "".join(
         f"<h4>{html.escape(name)}</h4>"
-        + "".join(_step_table(summary, lists, metric) for metric in METRICS)
+        + "".join(step_table(summary, lists, metric).html() for metric in METRICS)
         for name, lists in summary["cameras"].items()
     )
+    notes = {LABELS[predictor]: text for predictor, text in _EXPLANATIONS.items()}
     shown = f"<h3>Rollouts</h3>{_videos(run.videos)}" if run.videos else ""
     return (
         f'<section><h2>{html.escape(run.name)}</h2><dl class="facts">{facts}</dl>'
         f"{_verdicts(summary)}"
-        f"<h3>Mean over rollout steps 0 to {summary['steps'] - 1}</h3>{_average_table(summary)}"
+        f"<h3>Mean over rollout steps 0 to {summary['steps'] - 1}</h3>"
+        f"{average_table(summary).html(notes)}"
         f"{_pixels(summary) if 'pixels' in summary else ''}"
         f"{_motion(summary['motion']) if 'motion' in summary else ''}"
         f"{shown}<h3>Details</h3>"
-        f"{_details('Every rollout step', steps + _depth_table(summary))}"
+        f"{_details('Every rollout step', steps + depth_table(summary).html())}"
         f"{_details('Every camera', cameras)}"
         f"{_details('Configuration', f'<pre>{html.escape(run.config_toml)}</pre>')}</section>"
     )

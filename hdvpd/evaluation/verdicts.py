@@ -1,6 +1,6 @@
 """What an evaluation says, in one table and a few sentences: for terminal, metrics.md and page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,54 @@ def best(means: Mapping[str, float | None], digits: int) -> set[str]:
 def average_table(summary: Mapping[str, Any], title: str = "") -> Table:
     """Lay out the means over all rollout steps, the best of every column bold."""
     averages = summary["average_over_steps"]
-    columns = {m: {p: averages[p][m]["mean"] for p in summary["predictors"]} for m in METRICS}
-    winners = {metric: best(means, DIGITS[metric]) for metric, means in columns.items()}
+    columns = [
+        (m, {p: (averages[p][m]["mean"], averages[p][m]["ci95"]) for p in summary["predictors"]})
+        for m in METRICS
+    ]
+    return _scores(("", *(TITLES[metric] for metric in METRICS)), columns, title)
 
-    def cell(predictor: str, metric: str) -> str:
-        entry = averages[predictor][metric]
-        text = plus_minus(entry["mean"], entry["ci95"], DIGITS[metric])
-        return bold(text) if predictor in winners[metric] else text
 
-    rows = [[LABELS[p], *(cell(p, metric) for metric in METRICS)] for p in summary["predictors"]]
-    return Table(("", *(TITLES[metric] for metric in METRICS)), rows, title)
+def step_table(summary: Mapping[str, Any], lists: Mapping[str, Any], metric: str) -> Table:
+    """Lay out a metric at every rollout step, overall or of a camera, the best of each bold."""
+    steps = range(summary["steps"])
+    columns = [
+        (metric, {p: _at(lists[p], metric, step) for p in summary["predictors"]}) for step in steps
+    ]
+    return _scores((TITLES[metric], *_names(steps)), columns)
+
+
+def depth_table(summary: Mapping[str, Any]) -> Table:
+    """Lay out the errors of the model's depth at every rollout step."""
+    steps = range(summary["steps"])
+    rows = [
+        [label, *(plus_minus(*_at(summary["model"], key, step), 3) for step in steps)]
+        for key, label in (
+            ("depth_abs_rel", "absolute relative error"),
+            ("depth_within_1_25", "share within a factor of 1.25"),
+        )
+    ]
+    return Table(("Depth of the model", *_names(steps)), rows)
+
+
+def _at(lists: Mapping[str, Any], metric: str, step: int) -> tuple[float | None, float | None]:
+    return lists[metric][step], lists[f"{metric}_ci95"][step]
+
+
+def _names(steps: range) -> list[str]:
+    return [f"step {step}" for step in steps]
+
+
+def _scores(
+    head: Sequence[str], columns: Sequence[tuple[str, Mapping[str, Any]]], title: str = ""
+) -> Table:
+    """Lay out a row per predictor; each column is its metric, and mean and width by predictor."""
+    rows: dict[str, list[str]] = {predictor: [LABELS[predictor]] for predictor in columns[0][1]}
+    for metric, values in columns:
+        winners = best({p: mean for p, (mean, _) in values.items()}, DIGITS[metric])
+        for predictor, (mean, ci95) in values.items():
+            text = plus_minus(mean, ci95, DIGITS[metric])
+            rows[predictor].append(bold(text) if predictor in winners else text)
+    return Table(head, list(rows.values()), title)
 
 
 def explain_table(summary: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
-"""Tables as text: Markdown for pages, CSV for other programs, and for the terminal through rich."""
+"""Tables as Markdown and HTML for pages, as CSV for other programs, and for the terminal."""
 
 import csv
+import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import rich.box
@@ -47,6 +48,20 @@ class Table:
         writer.writerow(self.head)
         writer.writerows(self.rows)
         return text.getvalue()
+
+    def html(self, notes: Mapping[str, str] | None = None) -> str:
+        """Return the table in HTML, the first cell of each row its header, with a note if given."""
+        notes = notes or {}
+        titles = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.head)
+        body = ""
+        for name, *cells in (map(_shown, row) for row in self.rows):
+            note = f"<small>{html.escape(notes[name])}</small>" if name in notes else ""
+            body += f'<tr><th scope="row">{html.escape(name)}{note}</th>'
+            body += "".join(f"<td>{_marked_up(cell)}</td>" for cell in cells) + "</tr>"
+        return (
+            f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
 
     def print(self) -> None:
         """Print the table, as wide as the terminal, 80 columns in a pipe.
@@ -114,9 +129,22 @@ def plus_minus(
     return text if half_width is None else f"{text} \u00b1 {half_width:.{digits}f}"
 
 
-def _styled(text: str) -> Text:
+def _unmarked(text: str) -> tuple[str, bool]:
+    """Return a cell's text without marks, and whether it is bold."""
     marked = text.startswith(_BOLD) and text.endswith(_BOLD) and len(text) > 2 * len(_BOLD)
-    return Text(text.removeprefix(_BOLD).removesuffix(_BOLD), "bold") if marked else Text(text)
+    return (text.removeprefix(_BOLD).removesuffix(_BOLD), True) if marked else (text, False)
+
+
+def _styled(text: str) -> Text:
+    plain, marked = _unmarked(text)
+    return Text(plain, "bold" if marked else "")
+
+
+def _marked_up(text: str) -> str:
+    plain, marked = _unmarked(text)
+    number, sign, spread = html.escape(plain).partition(" \u00b1 ")
+    number = f"<b>{number}</b>" if marked else number
+    return f"{number} <small>\u00b1 {spread}</small>" if sign else number
 
 
 def _shown(cell: Cell) -> str:
