@@ -41,12 +41,7 @@ def announce(what: str, *folders: Path) -> None:
 
 
 class Group(NamedTuple):
-    """Commands that are called by two words.
-
-    Attributes:
-      description: shown above their list.
-      commands: their classes by the second word.
-    """
+    """Commands that are called by two words."""
 
     description: str
     commands: Mapping[str, type[AbstractCommand]]

@@ -29,13 +29,7 @@ FORMAT, VERSION = "hdvpd-robot", 1
 
 
 class Robot:
-    """Forward kinematics of the robot that the data show.
-
-    Attributes:
-      description: what is stored of it, as JSON.
-      info: joints, links and kinematic points, as of the data set.
-      source: file that it came from, for messages.
-    """
+    """Forward kinematics of the robot that the data show."""
 
     def __init__(self, description: Mapping[str, Any], source: Path) -> None:
         """Read a description; MuJoCo is not needed yet.

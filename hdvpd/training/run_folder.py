@@ -37,11 +37,7 @@ _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "JAX_", "NUMBA_", "OMP_", "XLA_")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk.
-
-    Attributes:
-      path: the folder.
-    """
+    """A run on disk."""
 
     path: Path
 

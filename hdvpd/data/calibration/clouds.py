@@ -46,10 +46,6 @@ class Scan:
     """What a camera saw in its own axes: whatever pose is tried, this stays.
 
     What is not asked for is not computed: most hypotheses fail before any search.
-
-    Attributes:
-      view: with the identity as its pose.
-      make: makes the search.
     """
 
     view: View

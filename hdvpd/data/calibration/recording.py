@@ -67,14 +67,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class Sample:
-    """What is looked at of a data set.
-
-    Attributes:
-      dataset: as opened.
-      episodes: those looked at.
-      snapshots: frames of them, in full.
-      series: their time series.
-    """
+    """What is looked at of a data set."""
 
     dataset: Dataset
     episodes: Sequence[EpisodeInfo]

@@ -186,12 +186,7 @@ class Recording:
 
 
 class AbstractSource(abc.ABC):
-    """A data set of another format.
-
-    Attributes:
-      path: what the user named.
-      options: what the user said about it.
-    """
+    """A data set of another format."""
 
     licence: ClassVar[str] = "unknown"
     """Of the data, where the format decides it."""

@@ -30,12 +30,7 @@ def dig(raw: Any, *keys: str) -> Any:
 
 
 class Choices:
-    """The user's options applied to one episode.
-
-    Attributes:
-      place: the episode, for messages.
-      options: as given.
-    """
+    """The user's options applied to one episode."""
 
     def __init__(self, place: SourcePlace, options: Options) -> None:
         self.place, self.options = place, options

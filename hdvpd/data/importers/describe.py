@@ -25,15 +25,7 @@ WORKSPACE_FRAMES = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What decides the bytes of an import.
-
-    Attributes:
-      format: of the source.
-      path: of the source, as the user wrote it.
-      out: folder of the data set.
-      options: what the user said about the source.
-      settings: step, size and robot.
-    """
+    """What decides the bytes of an import."""
 
     format: str
     path: Path

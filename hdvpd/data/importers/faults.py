@@ -19,23 +19,14 @@ _POINTER_BYTES = 1024
 
 
 class BadEpisodeError(UserError):
-    """An episode that cannot be imported: --skip-bad leaves it out.
-
-    Attributes:
-      episode: its name in the source.
-    """
+    """An episode that cannot be imported: --skip-bad leaves it out."""
 
     episode: str = ""
 
 
 @dataclass(frozen=True)
 class SourcePlace(AbstractPlace):
-    """Where frames come from in the source, for messages.
-
-    Attributes:
-      file: or folder of the episode.
-      episode: name in the source.
-    """
+    """Where frames come from in the source, for messages."""
 
     file: Path
     episode: str

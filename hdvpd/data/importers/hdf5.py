@@ -50,11 +50,7 @@ def open_hdf5(file: Path, place: SourcePlace | None = None) -> Iterator[Any]:
 
 
 class Node:
-    """A group of an HDF5 file, as part of an episode.
-
-    Attributes:
-      place: the episode, for messages.
-    """
+    """A group of an HDF5 file, as part of an episode."""
 
     def __init__(self, place: SourcePlace, group: Any) -> None:
         """Wrap an h5py group."""

@@ -82,11 +82,7 @@ class RLBenchSource(base.AbstractSource):
 
 
 class _States:
-    """What low_dim_obs.pkl holds, checked when it is asked for.
-
-    Attributes:
-      frames: observations.
-    """
+    """What low_dim_obs.pkl holds, checked when it is asked for."""
 
     def __init__(self, place: SourcePlace, file: Path) -> None:
         self._place = place
