@@ -463,8 +463,8 @@ def test_a_finished_data_set_is_left_as_it_is(reference):
     [
         ({"steps": 3}, ["--steps 2", "--steps 3", "another --out"]),
         ({"seed": 6}, ["--seed 5", "--seed 6"]),
-        ({"size": "32x32"}, ["--size 24x32"]),
-        ({"tasks": "push"}, ["push,can,sweep"]),
+        ({"size": (32, 32)}, ["--size 24x32"]),
+        ({"tasks": ("push",)}, ["push,can,sweep"]),
         ({"episodes": 3}, ["--episodes 4", "now 3"]),
         ({"episodes": 12}, ["--episodes 4", "ten or more"]),
     ],
@@ -529,11 +529,10 @@ def test_a_folder_that_is_no_data_set_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tasks": "push,pull"}, ["'pull'", "push, can, sweep"]),
-        ({"tasks": ""}, ["--tasks"]),
-        ({"tasks": "push,push"}, ["once each"]),
-        ({"size": "96"}, ["'96'", "96x128"]),
-        ({"size": "8x99"}, ["8x99", "16"]),
+        ({"tasks": ("push", "pull")}, ["'pull'", "push, can, sweep"]),
+        ({"tasks": ()}, ["--tasks"]),
+        ({"tasks": ("push", "push")}, ["once each"]),
+        ({"size": (8, 99)}, ["8x99", "16"]),
         ({"episodes": 0}, ["--episodes = 0", "at least 1"]),
         ({"steps": 1}, ["--steps = 1"]),
         ({"workers": 0}, ["--workers = 0"]),

@@ -90,14 +90,7 @@ def main(
 ) -> None:
     """Train what is not yet trained, score what is not yet scored, and write the comparison.
 
-    Args:
-      experiment: name or file of the experiment that all members share.
-      out: folder of the results; the runs are in its folder `runs`.
-      members: names of members, or paths of their files; none is the experiment's own.
-      vary: values of the configuration (`variants.list_variants`); every combination of them is
-        compared, with every member.
-      num_seeds: runs of each, with the seeds from `train.seed` on.
-      overrides: what to change of the experiment, as tables, for every run.
+    The arguments are the flags of `hdvpd compare`; those of the configuration are tables.
 
     Raises:
       UserError: there is no such member, or a run in the folder was made otherwise than asked for.
@@ -224,9 +217,6 @@ def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
 
     Args:
       runs: trained; those of a member share their compiled parts.
-
-    Returns:
-      One entry per run.
 
     Raises:
       UserError: the runs would be scored on different frames.

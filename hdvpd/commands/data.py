@@ -40,15 +40,7 @@ class Simulate(AbstractCommand):
         """Simulate."""
         from hdvpd.data.simulation.bimanual import simulate
 
-        simulate(
-            self.out,
-            episodes=self.episodes,
-            steps=self.steps,
-            tasks=self.tasks,
-            size=self.size,
-            seed=self.seed,
-            workers=self.workers,
-        )
+        simulate(**vars(self))
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,8 @@ def write_episode(
 def new_episode(path: Path, number: int, meta: Mapping[str, Any]) -> Iterator["EpisodeWriter"]:
     """Add one episode to a data set piece by piece, all of it or nothing.
 
-    Args:
-      path: the data set; its dataset.json exists.
-      number: of the episode; an episode that another process finished meanwhile is kept.
-      meta: content of episode.json; read when the block ends, so it may be completed inside.
+    Arguments as in `write_episode`; `meta` is read when the block ends, so it may be completed
+    inside.
 
     Yields:
       What takes the arrays. The episode appears when the block ends; an exception leaves nothing.

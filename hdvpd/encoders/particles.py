@@ -50,13 +50,7 @@ def white_targets(
 ) -> Float[Array, "*batch h w 3"]:
     """Paint the pixels that give no particle white, like the rendered background.
 
-    Args:
-      rgb: colours in [0, 1].
-      depth_m: planar depth of the same images [m].
-      camera: see `visible_points`.
-      workspace_min: see `visible_points`.
-      workspace_max: see `visible_points`.
-      far: see `visible_points`.
+    Colours are in [0, 1]; everything else as in `visible_points`.
     """
     _, visible = visible_points(depth_m, camera, workspace_min, workspace_max, far)
     return jnp.where(visible[..., None], rgb, 1.0)
@@ -71,12 +65,7 @@ def visible_depth(
 ) -> Float[Array, "*batch h w"]:
     """Return the planar depth [m] of the pixels that become particles, and 0 of the others.
 
-    Args:
-      depth_m: see `visible_points`, as everything else.
-      camera: cameras of the images.
-      workspace_min: lower corner of the box [m].
-      workspace_max: upper corner of the box [m].
-      far: end of the rays [m].
+    Arguments as in `visible_points`.
     """
     _, visible = visible_points(depth_m, camera, workspace_min, workspace_max, far)
     return jnp.where(visible, depth_m, 0.0)

@@ -201,11 +201,7 @@ def to_json(value: Mapping[str, Any]) -> str:
 
 
 def to_csv(summaries: dict[str, dict[str, Any]]) -> str:
-    """Write one row per run, predictor, camera ("all" for the mean over cameras) and step.
-
-    Returns:
-      The table; empty cells where a number does not exist.
-    """
+    """Write one row per run, predictor, camera ("all" for the mean over cameras) and step."""
     columns = [column for m in (*METRICS, *DEPTH_METRICS) for column in (m, f"{m}_ci95")]
 
     def rows() -> Iterator[list[Cell]]:

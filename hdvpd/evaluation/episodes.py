@@ -187,11 +187,7 @@ def collect_scores(
     predictors: tuple[str, ...],
     scored: Mapping[int, Sequence[WindowScores]],
 ) -> Scores:
-    """Average the windows of every episode.
-
-    Returns:
-      One set of scores per episode.
-    """
+    """Average the windows of every episode."""
 
     def average(name: str) -> np.ndarray:
         windows = ([getattr(window, name) for window in own] for own in scored.values())

@@ -86,11 +86,7 @@ def reconstruction_table(summary: Mapping[str, Any]) -> Table:
 
 
 def pixels_csv(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write one row per run, predictor and step.
-
-    Returns:
-      The table; empty cells where a number does not exist.
-    """
+    """Write one row per run, predictor and step."""
     columns = [column for m in PIXEL_METRICS for column in (m, f"{m}_ci95")]
     rows: list[list[Cell]] = [
         [run, predictor, step, *(lists[column][step] for column in columns)]

@@ -159,11 +159,7 @@ def _method(summary: dict[str, Any]) -> str:
 
 
 def render_report(runs: Sequence[RunReport], plots: Sequence[bytes]) -> str:
-    """Write the page.
-
-    Returns:
-      HTML that refers to nothing outside itself.
-    """
+    """Write the page, which refers to nothing outside itself."""
     title = "hdvpd: " + ", ".join(run.name for run in runs)
     sections = "".join(_run_section(run) for run in runs)
     curves = "".join(

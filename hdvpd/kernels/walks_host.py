@@ -104,14 +104,7 @@ def follow(
 ) -> None:
     """Fill in the fields of `Walks` for all walks on neighbour lists, equal nodes merged.
 
-    Args:
-      neighbors: (t, k) out-neighbours.
-      weights: (t, k) W of the edges to them.
-      nodes: the first of the fields to fill in.
-      loads: see `Walks`.
-      num_entries: see `Walks`.
-      incoming: see `Incoming.entries`.
-      incoming_offsets: see `Incoming.offsets`.
+    (t, k) `neighbors` and `weights` are the out-neighbours and W of the edges to them.
     """
     _follow(neighbors, weights, nodes, loads, num_entries)
     group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)
@@ -129,15 +122,8 @@ def merge(
 ) -> None:
     """Fill in the fields of `Walks` for listed entries, equal nodes of a row merged.
 
-    Args:
-      listed: (t, e) node of every entry.
-      shares: (t, e) its load; entries without load are dropped.
-      hops: (e,) hop at which it has that load.
-      nodes: the first of the fields to fill in.
-      loads: see `Walks`.
-      num_entries: see `Walks`.
-      incoming: see `Incoming.entries`.
-      incoming_offsets: see `Incoming.offsets`.
+    Entry e of a token is at the node `listed` (t, e) with the load `shares` (t, e), which it has at
+    the hop `hops` (e,); entries without load are dropped.
     """
     _merge(listed, shares, hops, nodes, loads, num_entries)
     group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)

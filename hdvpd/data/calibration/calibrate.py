@@ -53,12 +53,8 @@ def calibrate(
 ) -> Calibration:
     """Correct the calibration of a data set.
 
-    Args:
-      path: its folder; an earlier `corrections.json` in it is replaced, and nothing else changes.
-      out: new folder for a corrected copy instead; None writes `corrections.json` beside the data.
-      episodes: to look at, evenly spread.
-      frames: of each, likewise.
-      backend: library for the nearest-point search.
+    The arguments are the flags of `hdvpd data calibrate`. An earlier `corrections.json` is
+    replaced, and nothing else changes.
 
     Raises:
       UserError: the data set is damaged, or `out` is in use.

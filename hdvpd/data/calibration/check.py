@@ -117,12 +117,8 @@ def check(
 ) -> Report:
     """Check a data set.
 
-    Args:
-      path: its folder.
-      episodes: to look at, evenly spread over the data set.
-      frames: of each of them that are compared in full, evenly spread.
-      backend: library for the nearest-point search.
-      corrections: to apply; None takes those beside the data set, if there are any.
+    The arguments are the flags of `hdvpd data check`; without `corrections` those beside the data
+    set are applied, if there are any.
 
     Raises:
       UserError: the data set is missing or damaged, or a number is impossible.

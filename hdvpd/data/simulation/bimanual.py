@@ -60,28 +60,21 @@ def simulate(
     *,
     episodes: int,
     steps: int = 20,
-    tasks: str | Sequence[str] = scene.TASKS,
-    size: str | tuple[int, int] = (96, 128),
+    tasks: Sequence[str] = scene.TASKS,
+    size: tuple[int, int] = (96, 128),
     seed: int = 0,
     workers: int = 1,
 ) -> None:
     """Write a data set of simulated clips, or complete one that was interrupted.
 
-    Args:
-      out: folder of the data set.
-      episodes: in the data set when done; a finished one of ten or more can be extended.
-      steps: control steps per episode; frames are one more.
-      tasks: of `scene.TASKS` and `contacts.CONTACT_TASKS`, taken in turn; names, or one text with
-        commas.
-      size: height and width of the images [px]; a pair, or text such as "96x128".
-      seed: the same seed gives the same bytes, whatever the number of workers.
-      workers: processes.
+    The arguments are the flags of `hdvpd data simulate`; `size` is height and width [px]. A
+    finished data set of ten or more episodes can be extended.
 
     Raises:
       UserError: an impossible argument, another data set in `out`, no rendering backend, a full
         disk, or a worker that was killed. Finished episodes are always kept.
     """
-    job = _Job(Path(out), episodes, steps, _parse_tasks(tasks), _parse_size(size), seed)
+    job = _Job(Path(out), episodes, steps, tuple(tasks), size, seed)
     _check(job, workers)
     done = set(writer.finished_episodes(job.out))
     missing = [n for n in range(episodes) if n not in done]
@@ -214,35 +207,21 @@ def _require_same(found: Any, wanted: dict[str, Any], file: Path, *, complete: b
         )
 
 
-def _parse_tasks(tasks: str | Sequence[str]) -> tuple[str, ...]:
-    names = tuple(t.strip() for t in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
-    for name in names:
-        if name not in (*scene.TASKS, *CONTACT_TASKS):
-            known = ", ".join((*scene.TASKS, *CONTACT_TASKS))
-            raise UserError(f"--tasks names {name!r}; choose from {known}.")
-    if not names or len(set(names)) < len(names):
-        raise UserError(f"--tasks = {','.join(names)!r} should name one or more tasks once each.")
-    return names
-
-
-def _parse_size(size: str | tuple[int, int]) -> tuple[int, int]:
-    parts = size.lower().split("x") if isinstance(size, str) else size
-    try:
-        height, width = (int(part) for part in parts)
-    except ValueError as error:
-        raise UserError(
-            f"--size = {size!r} should be HEIGHTxWIDTH in pixels, for instance 96x128."
-        ) from error
-    if not (16 <= height <= 4096 and 16 <= width <= 4096):
-        raise UserError(f"--size = {height}x{width} should lie between 16 and 4096 pixels a side.")
-    return height, width
-
-
 def _check(job: _Job, workers: int) -> None:
     limits = {"--episodes": (job.episodes, 1), "--steps": (job.steps, 2), "--workers": (workers, 1),
               "--seed": (job.seed, 0)}  # fmt: skip
     for key, (value, least) in limits.items():
         if value < least:
             raise UserError(f"{key} = {value} should be at least {least}.")
+    known = (*scene.TASKS, *CONTACT_TASKS)
+    for name in job.tasks:
+        if name not in known:
+            raise UserError(f"--tasks names {name!r}; choose from {', '.join(known)}.")
+    if not job.tasks or len(set(job.tasks)) < len(job.tasks):
+        names = ",".join(job.tasks)
+        raise UserError(f"--tasks = {names!r} should name one or more tasks once each.")
+    height, width = job.size
+    if not (16 <= height <= 4096 and 16 <= width <= 4096):
+        raise UserError(f"--size = {height}x{width} should lie between 16 and 4096 pixels a side.")
     if job.episodes > 999_999:
         raise UserError(f"--episodes = {job.episodes} should be at most 999999.")
