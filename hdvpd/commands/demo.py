@@ -20,6 +20,7 @@ from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import flag_words, optional
 from hdvpd.commands.model import Unpack
 from hdvpd.commands.train import ConfigFlags, Train
+from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
 from hdvpd.errors import UserError
 
@@ -87,13 +88,8 @@ class Demo(AbstractCommand):
         """Return the run's folder and the words of every phase."""
         config = load_config(self.experiment, self.config)
         run = self.runs_dir / "demo"
-        simulation = simulation_flags(
-            self.episodes or 60, config.data.height, config.data.width, SEED
-        )
-        _set_aside_other_data(self.data, simulation)
-        _set_aside(run)
         return run, {
-            "simulate": self._simulate(simulation),
+            "simulate": self._simulate(run, config, self.episodes or 60, SEED),
             "train": ["train", self.experiment, "--name", run.name, "--runs-dir",
                       str(self.runs_dir), "--data.path", str(self.data),
                       *flag_words(self.config)],
@@ -110,18 +106,17 @@ class Demo(AbstractCommand):
             raise UserError(f"--pretrained trains nothing: leave out what is said of {keys}.")
         config = read_packed(file)[0]
         run = self.runs_dir / REFERENCE
-        simulation = simulation_flags(
-            self.episodes or 30, config.data.height, config.data.width, UNSEEN_SEED
-        )
-        _set_aside_other_data(self.data, simulation)
-        _set_aside(run)
         return run, {
-            "simulate": self._simulate(simulation),
+            "simulate": self._simulate(run, config, self.episodes or 30, UNSEEN_SEED),
             "unpack": ["model", "unpack", str(file), "--out", str(run)],
             "evaluate": ["eval", str(run), "--data.path", str(self.data)],
         }
 
-    def _simulate(self, simulation: Sequence[str]) -> list[str]:
+    def _simulate(self, run: Path, config: Config, episodes: int, seed: int) -> list[str]:
+        """Move what is in the way; return the words that simulate what the demo needs."""
+        simulation = simulation_flags(episodes, config.data.height, config.data.width, seed)
+        _set_aside_other_data(self.data, simulation)
+        _set_aside(run)
         return ["data", "simulate", "--out", str(self.data), *simulation, "--workers", "2"]
 
 

@@ -67,17 +67,10 @@ def run_episodes(
 def report_progress(
     finished: Iterable[T], total: int, console: rich.console.Console, *, doing: str, done: str
 ) -> Iterator[T]:
-    """Show progress: a bar on a terminal, about ten plain lines elsewhere.
+    """Pass on what comes once per episode, and show progress.
 
-    Args:
-      finished: yields once per episode.
-      total: episodes.
-      console: to write to.
-      doing: the verb while it runs, for instance "importing".
-      done: the verb afterwards, for instance "imported".
-
-    Yields:
-      What `finished` yields.
+    On a terminal that is a bar with the verb `doing`, such as "importing"; elsewhere it is about
+    ten plain lines with the verb `done`, such as "imported".
     """
     if console.is_terminal:
         finished = rich.progress.track(finished, doing, total, console=console)

@@ -2,7 +2,7 @@
 
 The conventions are those of `hdvpd.geometry`, its twin in JAX: OpenCV axes (x right, y down, z
 forward), poses camera-to-world, the centre of pixel (row i, column j) at (j + 0.5, i + 0.5), planar
-depth, metres.
+depth, metres. Sizes are height and width of an image, intrinsics pinhole matrices, both in pixels.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,7 @@ AXES = {
 def pixel_directions(
     intrinsics: Float[np.ndarray, "3 3"], size: tuple[int, int]
 ) -> Float[np.ndarray, "h w 3"]:
-    """Return the direction of unit planar depth through every pixel, camera frame.
-
-    Args:
-      intrinsics: pinhole matrix [px].
-      size: height and width of the image [px].
-    """
+    """Return the direction of unit planar depth through every pixel, camera frame."""
     x = (np.arange(size[1]) + 0.5 - intrinsics[0, 2]) / intrinsics[0, 0]
     y = (np.arange(size[0]) + 0.5 - intrinsics[1, 2]) / intrinsics[1, 1]
     return np.stack([*np.meshgrid(x, y), np.ones(size)], axis=-1)
@@ -48,12 +43,7 @@ def looking_at(
 
 
 def intrinsics_of(fovy: float, size: tuple[int, int]) -> Float[np.ndarray, "3 3"]:
-    """Return intrinsics [px] of a camera that looks through the centre of its image.
-
-    Args:
-      fovy: vertical field of view [rad].
-      size: height and width of the image [px].
-    """
+    """Return intrinsics of a camera that looks through its image's centre, fovy [rad] high."""
     height, width = size
     focal = 0.5 * height / np.tan(0.5 * fovy)
     return np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
@@ -62,13 +52,7 @@ def intrinsics_of(fovy: float, size: tuple[int, int]) -> Float[np.ndarray, "3 3"
 def scale_intrinsics(
     intrinsics: Float[np.ndarray, "*batch 3 3"], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[np.ndarray, "*batch 3 3"]:
-    """Follow a resized image: the first row scales with the width, the second with the height.
-
-    Args:
-      intrinsics: of images of the old size [px].
-      old: height and width [px].
-      new: height and width [px].
-    """
+    """Follow a resized image: the first row scales with the width, the second with the height."""
     scale = np.array([new[1] / old[1], new[0] / old[0], 1.0])
     return intrinsics * scale.reshape((1,) * (intrinsics.ndim - 2) + (3, 1))
 
@@ -82,14 +66,7 @@ def homogeneous(pose: Float[np.ndarray, "*batch r 4"]) -> Float[np.ndarray, "*ba
 
 
 def invert_pose(pose: Float[np.ndarray, "*batch 4 4"]) -> Float[np.ndarray, "*batch 4 4"]:
-    """Invert rigid poses, for instance world-to-camera to camera-to-world.
-
-    Args:
-      pose: with orthonormal rotations.
-
-    Returns:
-      The inverses; [R | t] gives [R^T | -R^T t].
-    """
+    """Invert rigid poses, for instance world-to-camera to camera-to-world: [R^T | -R^T t]."""
     rotation = np.swapaxes(pose[..., :3, :3], -1, -2)
     result = np.zeros_like(pose)
     result[..., :3, :3] = rotation

@@ -22,14 +22,7 @@ _MAX_LENDERS = 64
 
 
 def hold_still(robot: RobotPoints) -> RobotPoints:
-    """Replace a plan by standing still: the zero-action control.
-
-    Args:
-      robot: of a window, axes (f).
-
-    Returns:
-      The same, but every planned frame repeats the last observed one.
-    """
+    """Let every planned frame, axes (f), repeat the last observed one: the zero-action control."""
 
     def hold(x: np.ndarray) -> np.ndarray:
         last = x[OBSERVED_FRAMES - 1 : OBSERVED_FRAMES]
