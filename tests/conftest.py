@@ -43,7 +43,7 @@ gc.freeze()
 gc.set_threshold(100_000, 50, 100)
 
 
-pytest_plugins = ["extras", "small_runs", "browsers"]
+pytest_plugins = ["extras", "small_runs", "browsers", "disks"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

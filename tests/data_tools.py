@@ -10,6 +10,7 @@ import numpy as np
 import tensorstore
 
 from hdvpd.data import writer
+from hdvpd.reporting import sealed
 
 
 def chunk_file(path: Path, episode: int, name: str) -> Path:
@@ -41,6 +42,6 @@ def replace_arrays(path: Path, episode: int, changed: Mapping[str, np.ndarray]) 
 
 
 def edit_json(file: Path, **changes: Any) -> None:
-    """Replace keys of a JSON file; None removes one."""
-    content = json.loads(file.read_text()) | changes
+    """Replace keys of a JSON file as a user would: without its digest; None removes a key."""
+    content = json.loads(file.read_text()) | {sealed.KEY: None} | changes
     file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -275,20 +274,6 @@ def test_errors_of_the_program_are_not_dressed_up(
     monkeypatch.setattr(ocp.Checkpointer, "save", fail)
     with pytest.raises(ValueError, match="a bug"):
         save(store, 2)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB; only root can make one."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("cannot mount a file system here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def test_a_full_disk_is_one_message(small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from hdvpd.errors import UserError
 from hdvpd.evaluation import curves, episodes, metrics, rollouts
 from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.model import Model
+from hdvpd.reporting import sealed
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
@@ -402,7 +403,7 @@ def test_a_trained_model_cannot_be_asked_to_be_another(run_copy):
 def test_a_data_set_of_another_robot_is_refused(run_copy, dataset, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(dataset.path, other)
-    info = json.loads((other / "dataset.json").read_text())
+    info = sealed.loads((other / "dataset.json").read_text())
     info["workspace"]["max"][2] += 0.25
     (other / "dataset.json").write_text(json.dumps(info))
     message = failing(capsys, run_copy, "--data.path", other)

@@ -29,6 +29,7 @@ from hdvpd.data.simulation import clip
 from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.reporting import sealed
 from hdvpd.training import step as step_module
 
 h5py: Any = extras.needed("h5py")
@@ -199,7 +200,7 @@ def test_the_robot_model_goes_with_the_data(name, imported):
         commanded = dataset.read(number, "robot/target_link_to_world")
         if name != "robomimic":  # which has no commands of joints
             np.testing.assert_allclose(robot.link_poses(targets), commanded, atol=1e-6)
-    description = json.loads((dataset.path / "robot.json").read_text())
+    description = sealed.loads((dataset.path / "robot.json").read_text())
     description["base_to_world"][0][3] += 0.01
     (line,) = misfits_of(dataset, description)
     assert "10 mm away" in line

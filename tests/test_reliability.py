@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from test_checkpoints import FILES, make_state
 from hdvpd.config import Config, DataConfig
 from hdvpd.data import arrays, loader
 from hdvpd.data.loader import Loader
+from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex
@@ -45,9 +45,11 @@ def open_loader(path: Path, **settings: object) -> Loader:
 
 
 def everything(path: Path) -> dict[tuple[int, str], bytes]:
-    """Read all values of a data set."""
+    """Read all values of a data set, and what its JSON files say."""
     dataset = Dataset(path)
-    return {
+    robot = read_robot(path)
+    said = [dataset.identity(), robot and robot.description, list(map(repr, dataset.episodes))]
+    return {(-1, ""): repr(said).encode()} | {
         (episode.number, name): dataset.read(episode.number, name).tobytes()
         for episode in dataset.episodes
         for name in arrays.names_of(dataset.info)
@@ -62,25 +64,34 @@ def test_a_flipped_byte_in_any_file_of_a_data_set_is_named_or_changes_no_value(
     good = everything(path)
     others = {"000001", "000002", "000003"}
     files = sorted(f for f in path.rglob("*") if f.is_file() and not others & {*f.parts})
-    # JSON has no checksum: a digit that became another is what it says (docs/reliability.md).
-    stored = [f for f in files if f.suffix != ".json"]
-    assert len(stored) > 5
+    assert {"dataset.json", "episode.json", "zarr.json", "robot.json"} < {f.name for f in files}
     refused = 0
-    for file, content in ((f, f.read_bytes()) for f in stored):
-        for place in (0, len(content) // 2, len(content) - 1):
+    for file, content in ((f, f.read_bytes()) for f in files):
+        places = {0, len(content) // 3, len(content) // 2, len(content) - 1}
+        for place in places:
             file.write_bytes(flipped(content, place))
             values, refusal = read_or_refuse(path)
-            assert "000000" in refusal if refusal else values == good, (file, place)
+            named = "000000" if "000000" in file.parts else file.name
+            assert named in refusal if refusal else values == good, (file, place)
             refused += bool(refusal)
         file.write_bytes(content)
-    assert refused > 2 * len(stored)
-    for file, content in ((f, f.read_bytes()) for f in files if f.suffix == ".json"):
-        for place in (0, len(content) // 3, len(content) - 3):
-            file.write_bytes(flipped(content, place))
-            _, refusal = read_or_refuse(path)
-            assert not refusal or file.parent.name in refusal or file.name in refusal
-        file.write_bytes(content)
+    assert refused > 3 * len(files)
     assert everything(path) == good
+
+
+def test_a_changed_number_in_a_json_file_is_refused_and_a_users_own_is_not(
+    pristine: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(pristine, tmp_path / "scene"))
+    file = path / "episodes" / "000001" / "episode.json"
+    text = file.read_text()
+    file.write_text(text.replace('"split": "train"', '"split": "test"'))
+    with pytest.raises(UserError, match=r"episode\.json .*content has changed.*sha256"):
+        Dataset(path)
+    content = json.loads(file.read_text())
+    del content["sha256"]
+    file.write_text(json.dumps(content))
+    assert Dataset(path).episode(1).split == "test"
 
 
 def flipped(content: bytes, place: int) -> bytes:
@@ -214,20 +225,6 @@ def test_another_process_that_trains_in_the_folder_is_refused_until_it_dies(
         process.wait()
         with RunFolder(run).lock():
             pass
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A file system that takes nothing; root may write into any folder of another."""
-    path = tmp_path / "read_only"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("cannot mount a file system here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def test_a_read_only_disk_is_one_message(read_only: Path) -> None:

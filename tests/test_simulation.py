@@ -25,6 +25,7 @@ from hdvpd.data.simulation import bimanual, plan, scene
 from hdvpd.data.simulation import clip as clips
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
+from hdvpd.reporting import sealed
 
 mujoco: Any = extras.needed("mujoco")
 
@@ -482,7 +483,7 @@ def test_another_data_set_in_the_folder_is_refused_and_untouched(reference, chan
 def test_other_versions_may_not_complete_a_data_set(reference, tmp_path):
     path = Path(shutil.copytree(reference, tmp_path / "old"))
     shutil.rmtree(path / "episodes/000003")
-    raw = json.loads((path / "dataset.json").read_text())
+    raw = sealed.loads((path / "dataset.json").read_text())
     raw["source"]["mujoco"] = "3.3.0"
     (path / "dataset.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=r"source\.mujoco is '3\.3\.0'"):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -201,20 +201,6 @@ def test_fifty_kills_while_saving_leave_a_sound_checkpoint_each_time(tmp_path: P
         assert step == store.steps()[-1] > newest
         assert_same(state, make_state(step))
         newest = step
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB; only root can make one."""
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("cannot mount a file system here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def test_a_disk_that_fills_while_data_are_written_keeps_what_is_finished(small_disk: Path) -> None:

@@ -35,6 +35,7 @@ from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.data.loader import Loader
 from hdvpd.errors import UserError
 from hdvpd.model import Model
+from hdvpd.reporting import sealed
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity
@@ -521,8 +522,7 @@ def test_data_may_move_but_not_change(
     shutil.copytree(synthetic_dataset, tmp_path / "moved")
     file = tmp_path / "moved" / "dataset.json"
     original = file.read_text()
-    changed = json.loads(original) | {"rate_hz": 4.0}
-    file.write_text(json.dumps(changed))
+    file.write_text(sealed.dumps(json.loads(original) | {"rate_hz": 4.0}))
     with pytest.raises(UserError, match="data set with identity"):
         train(with_path(tmp_path / "moved"), parts, resume="auto")
     file.write_text(original)

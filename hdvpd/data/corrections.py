@@ -6,7 +6,6 @@ its calibration file, and then writes corrected arrays.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import scipy.linalg
 
 from hdvpd.data.pinhole import pixel_directions
 from hdvpd.errors import UserError
+from hdvpd.reporting import sealed
 from hdvpd.types import Float, Shaped
 
 FILE_NAME = "corrections.json"
@@ -224,7 +224,7 @@ def read_corrections(folder: Path) -> Corrections:
     if not file.exists():
         return Corrections()
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = sealed.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{file} cannot be read ({error}); remove it, or run `hdvpd data calibrate` again."

@@ -6,7 +6,6 @@ points: by MuJoCo, loaded when it is first needed.
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from hdvpd.data.importers.robot_model import (
 )
 from hdvpd.data.kinematics import kinematic_points, point_grippers
 from hdvpd.errors import UserError
+from hdvpd.reporting import sealed
 from hdvpd.types import Array, Float, Int, RobotPoints
 
 ROBOT_FILE = "robot.json"
@@ -235,7 +235,7 @@ def read_robot(folder: Path) -> Robot | None:
     if not file.is_file():
         return None
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = sealed.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file} cannot be read ({error}). Write it again with `hdvpd data robot {folder}`."

@@ -3,7 +3,6 @@
 A run keeps it in `setup.json`, so that the run folder alone is enough for rollouts of any actions.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, camera_array
 from hdvpd.data.robot import Robot, read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
-from hdvpd.reporting import files
+from hdvpd.reporting import files, sealed
 from hdvpd.types import Camera, Float
 
 SETUP_FILE = "setup.json"
@@ -96,8 +95,11 @@ def keep_setup(folder: Path, dataset: Dataset) -> None:
     """
     file = folder / SETUP_FILE
     if not file.is_file():
-        text = json.dumps(describe_setup(dataset), indent=1) + "\n"
-        files.write(file, text, "Free space or permit writing there, and start again.")
+        files.write(
+            file,
+            sealed.dumps(describe_setup(dataset)),
+            "Free space or permit writing there, and start again.",
+        )
 
 
 def read_setup(folder: Path) -> Setup | None:
@@ -110,7 +112,7 @@ def read_setup(folder: Path) -> Setup | None:
     if not file.is_file():
         return None
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = sealed.loads(file.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT or raw["version"] != VERSION:
             raise ValueError(f"its format is {raw['format']!r}, version {raw['version']!r}")
         return parse_setup(raw, file)

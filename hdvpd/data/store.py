@@ -23,6 +23,7 @@ from hdvpd.data.corrections import Corrections, read_corrections
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.writer import episode_folder, finished_episodes
 from hdvpd.errors import UserError
+from hdvpd.reporting import sealed
 
 _OPEN_ARRAYS = 4096
 
@@ -357,7 +358,7 @@ def read_json(file: Path) -> Any:
       UserError: it is missing or damaged.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return sealed.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
             f"{file} is missing; restore it, or delete the folder {file.parent}."

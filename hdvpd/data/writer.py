@@ -9,11 +9,10 @@ write rewrites the shard; TensorStore's threads compress one shard while the nex
 import contextlib
 import fcntl
 import functools
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ import numpy.typing as npt
 import tensorstore
 
 from hdvpd.data import arrays as declared
-from hdvpd.reporting import files
+from hdvpd.errors import UserError
+from hdvpd.reporting import files, sealed
 
 MAX_SHARD_FRAMES = 64
 """Two shards of every image are in memory while an episode is streamed."""
@@ -48,8 +48,34 @@ def make_dataset(path: Path) -> None:
         (path / "episodes").mkdir(parents=True, exist_ok=True)
 
 
+def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Keep every other process from writing a data set; readers need no lock.
+
+    Args:
+      path: of the data set; made if it is not there, and removed again if it stays empty.
+
+    Raises:
+      FolderInUseError: another process writes it.
+      UserError: it is a file, or the disk is full or not writable.
+    """
+    refusal = (
+        f"Another process is writing the data set {path}. Wait for it, stop it, or choose another "
+        "--out."
+    )
+    if path.is_file():
+        raise UserError(f"{path} is a file; choose another --out, or remove it.")
+    return files.locked(path / files.LOCK, refusal, f"{FREE_SPACE}, or choose another --out.")
+
+
+def is_in_use(path: Path, own: Collection[str] = ()) -> bool:
+    """Say whether a folder holds anything beside what is `own`, or is no folder."""
+    if not path.is_dir():
+        return path.exists()
+    return bool({entry.name for entry in path.iterdir()} - {files.LOCK, *own})
+
+
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file, all of it or nothing.
+    """Write a JSON file with its digest, all of it or nothing.
 
     Args:
       file: its final place; an earlier version is replaced.
@@ -58,11 +84,7 @@ def write_json(file: Path, value: Mapping[str, Any]) -> None:
     Raises:
       UserError: the disk is full or not writable.
     """
-    files.write(file, _as_json(value), f"{FREE_SPACE}, and run the same command again.")
-
-
-def _as_json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+    files.write(file, sealed.dumps(value), f"{FREE_SPACE}, and run the same command again.")
 
 
 def write_episode(
@@ -115,7 +137,7 @@ def new_episode(path: Path, number: int, meta: Mapping[str, Any]) -> Iterator["E
             finally:
                 episode.finish()
             with explained():
-                files.replace(aside / "episode.json", _as_json(meta))
+                files.replace(aside / "episode.json", sealed.dumps(meta))
                 for folder, _, _ in os.walk(aside):
                     files.sync(Path(folder))
                 if not final.exists():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.evaluation.curves import Scores, plain_numbers
+from hdvpd.reporting import sealed
 
 _ARRAYS = ("images", "depth", "pixels", "reconstruction", "motion")
 
@@ -20,17 +21,17 @@ def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
         if (values := getattr(scores, name)) is not None
     }
     names = {key: getattr(scores, key) for key in ("name", "cameras", "episodes", "predictors")}
-    return json.dumps({"made_from": made_from, **names, **arrays}, allow_nan=False) + "\n"
+    return sealed.dumps({"made_from": made_from, **names, **arrays}, indent=None)
 
 
 def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
     """Read scores, if they are those asked for.
 
     Returns:
-      The scores; None if there are none or they were made from something else.
+      The scores; None if there are none, they are damaged, or they were made from something else.
     """
     try:
-        kept = json.loads(file.read_text())
+        kept = sealed.loads(file.read_text())
     except (OSError, ValueError):
         return None
     if kept.get("made_from") != json.loads(json.dumps(made_from)):

@@ -14,6 +14,7 @@ from pathlib import Path
 from hdvpd.reporting import files
 
 METRICS_FILE = "metrics.json"
+_STAGING = ".partial-"
 _REMEDY = (
     "Earlier results there are intact. Free some space or permit writing there, then evaluate "
     "again."
@@ -34,22 +35,28 @@ def staging_folder(target: Path) -> Iterator[Path]:
     """Make a folder beside the final files, and remove it whatever happens.
 
     The target is made too, before hours are spent on what then cannot be written, and removed
-    again if it stays empty.
+    again if it stays empty. A second process is refused until this one is done.
 
     Yields:
       An empty folder on the same disk.
+
+    Raises:
+      UserError: the target cannot be written, or another process writes there.
     """
-    staging = target / f".partial-{os.getpid()}"
-    with explain_write_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            target.rmdir()
+    refusal = (
+        f"Another process is writing an evaluation into {target}. Wait for it, stop it, or choose "
+        "another --out."
+    )
+    with files.locked(target / files.LOCK, refusal, _REMEDY):
+        with explain_write_errors(target):
+            for left in target.glob(f"{_STAGING}*"):  # of processes that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            staging = target / f"{_STAGING}{os.getpid()}"
+            staging.mkdir()
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def publish(staging: Path, target: Path, report: Path) -> None:

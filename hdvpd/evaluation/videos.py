@@ -6,12 +6,12 @@ frames are the observed ones. Panels are enlarged by a whole factor, so that pix
 and sharp, and padded at the edges to the multiple of 16 that video encoders want.
 """
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
-from av.error import FFmpegError
 from imageio.plugins.pyav import PyAVPlugin
 from PIL import Image, ImageDraw, ImageFont
 
@@ -288,11 +288,15 @@ def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: int) 
       UserError: the file cannot be written.
     """
     stack = np.stack([*frames, *frames[-1:] * fps])
+    # In memory, for what the encoder says of a full disk helps nobody. Room for the index is kept
+    # at the beginning, so that a browser need not wait for the end.
+    encoded, room = io.BytesIO(), {"moov_size": str(4096 + 32 * len(stack))}
+    with iio.imopen(encoded, "w", plugin=PyAVPlugin, extension=".mp4", options=room) as file:
+        file.write(stack, codec="libx264", fps=fps)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with iio.imopen(path, "w", plugin=PyAVPlugin, options={"movflags": "faststart"}) as file:
-            file.write(stack, codec="libx264", fps=fps)
-    except (OSError, FFmpegError) as error:
+        path.write_bytes(encoded.getvalue())
+    except OSError as error:
         raise UserError(
             f"{path}: could not write this video ({error}). Free some space or permit writing "
             "there, then evaluate again."

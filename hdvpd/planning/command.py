@@ -24,7 +24,7 @@ from hdvpd.planning.trials import (
 )
 from hdvpd.types import Camera, Float, RgbdFrames
 from hdvpd.world.base import World
-from hdvpd.world.command import replacing, require_free
+from hdvpd.world.command import only_writer, replacing
 from hdvpd.world.loading import load
 from hdvpd.world.outputs import Plan as Shown
 from hdvpd.world.outputs import write_index, write_plan
@@ -83,37 +83,36 @@ def make_plan(
     """
     if goal is not None and task != "push":
         raise UserError(f"--goal is where a block is pushed; --task {task} has none. Leave it out.")
-    require_free(out)
-    world = load(run, checkpoint_step)
-    world.robot  # noqa: B018 - refuses a run without one before anything is simulated
-    trial = begin_trial(task, world.size, [seed])
-    require_simulated(world, trial)
-    rng = np.random.default_rng(seed)
-    outcome = _outcome(world, trial, rng, goal)
-    state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=seed)
-    plan = find_plan(world, trial, outcome, state, search, rng)
-    targets = plan.joint_targets.astype(np.float64)
-    poses = trial.execute(targets)
-    report = _report(trial, outcome, plan, poses)
-    shown = _shown(world, trial, plan, report["told"])
-    about = {
-        "run": str(world.folder.resolve()),
-        "checkpoint": world.step,
-        "task": task,
-        "seed": seed,
-        "rate_hz": RATE_HZ,
-    }
-    with replacing(out) as staging:
-        write_plan(shown, staging / NAME, RATE_HZ)
-        write_index(staging, [shown], about)
-        np.save(staging / "plan.npy", plan.joint_targets)
-        (staging / "plan.json").write_text(json.dumps(report | about, indent=1) + "\n")
-        _draw_costs(plan, staging / "costs.png")
-    print(report["told"])
-    print(
-        f"decision {plan.seconds:.1f} s: {search.iterations} rounds of {search.samples} candidates"
-    )
-    print(f"page     {out / 'index.html'}")
+    with only_writer(out):
+        world = load(run, checkpoint_step)
+        world.robot  # noqa: B018 - refuses a run without one before anything is simulated
+        trial = begin_trial(task, world.size, [seed])
+        require_simulated(world, trial)
+        rng = np.random.default_rng(seed)
+        outcome = _outcome(world, trial, rng, goal)
+        state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=seed)
+        plan = find_plan(world, trial, outcome, state, search, rng)
+        targets = plan.joint_targets.astype(np.float64)
+        poses = trial.execute(targets)
+        report = _report(trial, outcome, plan, poses)
+        shown = _shown(world, trial, plan, report["told"])
+        about = {
+            "run": str(world.folder.resolve()),
+            "checkpoint": world.step,
+            "task": task,
+            "seed": seed,
+            "rate_hz": RATE_HZ,
+        }
+        with replacing(out) as staging:
+            write_plan(shown, staging / NAME, RATE_HZ)
+            write_index(staging, [shown], about)
+            np.save(staging / "plan.npy", plan.joint_targets)
+            (staging / "plan.json").write_text(json.dumps(report | about, indent=1) + "\n")
+            _draw_costs(plan, staging / "costs.png")
+        print(report["told"])
+        tried = f"{search.iterations} rounds of {search.samples} candidates"
+        print(f"decision {plan.seconds:.1f} s: {tried}")
+        print(f"page     {out / 'index.html'}")
 
 
 def find_plan(

@@ -1,11 +1,24 @@
-"""Writing files so that a reader finds the old content or the new one, never half of either."""
+"""Writing so that a reader finds the old content or the new one, and two writers never mix.
+
+A file is written aside, flushed and renamed. A folder that one process at a time may write is
+locked (`locked`); the system frees the lock of a process however it ends.
+"""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from hdvpd.errors import UserError
+
+LOCK = ".lock"
+"""Lies in a folder while a process writes there."""
+
+
+class FolderInUseError(UserError):
+    """Another process writes in a folder."""
 
 
 def write(file: Path, content: str | bytes, remedy: str) -> None:
@@ -51,6 +64,59 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(file: Path, refusal: str, remedy: str) -> Iterator[None]:
+    """Keep every other process out of what is to be written.
+
+    Where a file system has no locks (some network disks), nothing is kept out.
+
+    Args:
+      file: is locked, and removed at the end; its folder is made if it is not there, and removed
+        again if it stays empty.
+      refusal: what another process does there and what to do, whole sentences.
+      remedy: what to do if the folder cannot be made.
+
+    Raises:
+      FolderInUseError: another process holds the lock.
+      UserError: the folder cannot be made or written.
+    """
+    is_new = not file.parent.exists()
+    with explain_write_errors(file.parent, remedy):
+        held = _take_lock(file)
+    if held is None:
+        raise FolderInUseError(refusal)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # before it is released: `_take_lock` looks for that
+            file.unlink()
+            if is_new:
+                file.parent.rmdir()
+        held.close()
+
+
+def _take_lock(file: Path) -> IO[str] | None:
+    """Return the open, locked file; None if another process holds it."""
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held = file.open("w")
+        except FileNotFoundError:  # who held it has just removed the empty folder
+            continue
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            return None
+        except OSError:
+            return held
+        # Who held it may have removed it between our opening and our locking.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held.fileno()), file.stat()):
+                return held
+        held.close()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ that was interrupted and resumed.
 """
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -144,16 +145,27 @@ def average(window: Sequence[StepMetrics]) -> StepMetrics:
 
 
 def _read(path: Path) -> list[Record]:
-    """Read records up to the first that a killed process left incomplete."""
+    """Read the records that are whole; a killed process may have left half a line at the end."""
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+    lines = path.read_bytes().splitlines(keepends=True)
+    records = [record for record in map(_record, lines) if record is not None]
+    broken = len(lines) - len(records) - (bool(lines) and not lines[-1].endswith(b"\n"))
+    if broken > 0:
+        logging.getLogger("hdvpd").warning(
+            "%s has %d line%s that cannot be read; left out.", path, broken, "s" * (broken > 1)
+        )
     return records
+
+
+def _record(line: bytes) -> Record | None:
+    """Return the record of a line, or None if it is not what this module writes."""
+    try:
+        record = json.loads(line)
+        whole = record["kind"] == "run" or isinstance(record["step"], int)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return record if whole else None
 
 
 def _belongs(record: Record, step: int) -> bool:

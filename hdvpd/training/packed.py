@@ -10,8 +10,10 @@ bytes.
 import dataclasses
 import io
 import json
+import struct
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +38,7 @@ from hdvpd.training.step import create_train_state
 REFERENCE = "reference"
 """Name of the model that comes with hdvpd, where one does."""
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry, so that equal content gives equal bytes
+_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error)
 _REMEDY = "Free some space or choose another --out; nothing else was changed."
 
 
@@ -121,7 +124,7 @@ def read_packed(
             for name, content in entries.items()
             if name.startswith("params/")
         }
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, RuntimeError, ValueError, *_DAMAGED) as error:
         raise UserError(
             f"{file} is no packed model that can be read ({error}). Make it again with "
             "`hdvpd model pack RUN`, or install hdvpd again if it came with it."

@@ -7,7 +7,6 @@ been copied elsewhere.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -15,7 +14,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,6 @@ from hdvpd.training.metrics_log import REMEDY
 if TYPE_CHECKING:
     from hdvpd.training.checkpoints import CheckpointStore
 
-_LOCK = {".lock"}
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "JAX_", "NUMBA_", "OMP_", "XLA_")
 
 
@@ -82,7 +79,9 @@ class RunFolder:
             return found
         if step is not None:
             raise UserError(f"--step {step} chooses a checkpoint to resume from: add --resume.")
-        if run_dir.is_file() or (run_dir.is_dir() and {p.name for p in run_dir.iterdir()} - _LOCK):
+        if run_dir.is_file() or (
+            run_dir.is_dir() and {p.name for p in run_dir.iterdir()} - {files.LOCK}
+        ):
             raise UserError(
                 f"The run folder {run_dir} already exists, and a new run never writes over an old "
                 "one. Continue it with --resume auto, or choose another --name."
@@ -123,27 +122,18 @@ class RunFolder:
 
         return CheckpointStore(self.path, keep)
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep a second process from training in the folder; the system frees a dead one's lock.
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep a second process from training in the folder.
 
         Raises:
-          UserError: another process holds the lock, or the folder cannot be made.
+          FolderInUseError: another process holds the lock.
+          UserError: the folder cannot be made.
         """
-        with files.explain_write_errors(self.path, REMEDY):
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = self.path.joinpath(*_LOCK).open("w")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"Another process is training in {self.path}. Wait for it, stop it, or choose "
-                    "another --name."
-                ) from None
-            except OSError:
-                pass  # Some network file systems cannot lock; that must not stop a run.
-            yield
+        refusal = (
+            f"Another process is training in {self.path}. Wait for it, stop it, or choose another "
+            "--name."
+        )
+        return files.locked(self.path / files.LOCK, refusal, REMEDY)
 
     def describe(
         self, config: Config, scene: SceneSpec, *, dataset_identity: str
@@ -221,8 +211,8 @@ def _names(runs_dir: Path) -> str:
 
 def _write_keeping_old(path: Path, text: str, *, keep: bool) -> None:
     if path.exists():
-        old = path.read_text()
-        if old == text:
+        old = path.read_bytes()  # whatever has become of it
+        if old == text.encode():
             return
         if keep:
             number = len(list(path.parent.glob(f"{path.stem}-*{path.suffix}"))) + 1

@@ -1,6 +1,7 @@
 """`hdvpd rollout`: what a model predicts for recorded or other actions, as files."""
 
 import contextlib
+import glob
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -51,37 +52,37 @@ def roll_out(
     Raises:
       UserError: something does not fit; nothing is written then.
     """
-    require_free(out)
-    world = load(run, checkpoint_step)
-    dataset = Dataset(data or world.config.data.path)
-    # What may be refused comes before what takes long.
-    orders = [
-        _order(world, dataset, source, (episode, start), steps)
-        for source in actions or (str(episode),)
-    ]
-    state = world.state_from(dataset, episode, start)
-    plans = [
-        _plan(world, dataset, state, order, same=[o.name for o in orders[:k]].count(order.name))
-        for k, order in enumerate(orders)
-    ]
-    about = {
-        "run": str(world.folder.resolve()),
-        "checkpoint": world.step,
-        "data": str(dataset.path),
-        "episode": episode,
-        "start": start,
-        "rate_hz": dataset.rate_hz,
-    }
-    with replacing(out) as staging:
+    with only_writer(out):
+        world = load(run, checkpoint_step)
+        dataset = Dataset(data or world.config.data.path)
+        # What may be refused comes before what takes long.
+        orders = [
+            _order(world, dataset, source, (episode, start), steps)
+            for source in actions or (str(episode),)
+        ]
+        state = world.state_from(dataset, episode, start)
+        plans = [
+            _plan(world, dataset, state, order, same=[o.name for o in orders[:k]].count(order.name))
+            for k, order in enumerate(orders)
+        ]
+        about = {
+            "run": str(world.folder.resolve()),
+            "checkpoint": world.step,
+            "data": str(dataset.path),
+            "episode": episode,
+            "start": start,
+            "rate_hz": dataset.rate_hz,
+        }
+        with replacing(out) as staging:
+            for plan in plans:
+                write_plan(plan, staging / plan.name, dataset.rate_hz)
+            write_index(staging, plans, about)
         for plan in plans:
-            write_plan(plan, staging / plan.name, dataset.rate_hz)
-        write_index(staging, plans, about)
-    for plan in plans:
-        if plan.warning:
-            print(f"warning: {plan.name}: {plan.warning}")
-        if plan.scores:
-            mean_table(plan).print()
-    print(f"page     {out / 'index.html'}")
+            if plan.warning:
+                print(f"warning: {plan.name}: {plan.warning}")
+            if plan.scores:
+                mean_table(plan).print()
+        print(f"page     {out / 'index.html'}")
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,9 @@ def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int
     )
 
 
-def require_free(out: Path) -> None:
-    """Refuse a folder that holds anything but an earlier rollout.
+@contextlib.contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Refuse a folder that holds anything but an earlier rollout, or that another process fills.
 
     Raises:
       UserError: it does.
@@ -159,6 +161,11 @@ def require_free(out: Path) -> None:
         raise UserError(
             f"--out {out} exists and is no earlier rollout; choose a new folder, or remove it."
         )
+    refusal = (
+        f"Another process is writing --out {out}. Wait for it, stop it, or choose another folder."
+    )
+    with files.locked(out.with_name(f"{files.LOCK}-{out.name}"), refusal, _REMEDY):
+        yield
 
 
 @contextlib.contextmanager
@@ -166,8 +173,9 @@ def replacing(out: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `out` when the block ends well, and vanishes if not."""
     staging = out.with_name(f".partial-{out.name}-{os.getpid()}")
     with files.explain_write_errors(out, _REMEDY):
+        for left in out.parent.glob(f".partial-{glob.escape(out.name)}-*"):  # of killed processes
+            shutil.rmtree(left, ignore_errors=True)
         try:
-            shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             yield staging
             old = out.with_name(f".old-{out.name}-{os.getpid()}")

@@ -201,8 +201,10 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
       UserError: the disk is full or not writable.
     """
     source = store.Dataset(path, corrections=corrections)
-    with files.explain_write_errors(out, "Name another folder with --out."):
-        out.mkdir(parents=True, exist_ok=True)
+    with (
+        writer.only_writer(out),
+        files.explain_write_errors(out, "Name another folder with --out."),
+    ):
         writer.make_dataset(out)
         description = json.loads(json.dumps(source.info.raw))
         for name, camera in source.info.cameras.items():

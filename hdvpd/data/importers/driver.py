@@ -69,7 +69,9 @@ def import_dataset(
     options = base.Options(tuple(cameras), sidecar, depth_unit_m, joint_targets, channels, rate_hz)
     settings = Settings(step_s, size, robot_file, robot_text)
     job = Job(format, Path(path), Path(out), options, settings)
-    _Import(job, episodes, skip_bad).run(workers)
+    planned = _Import(job, episodes, skip_bad)
+    with writer.only_writer(job.out):
+        planned.run(workers)
 
 
 def _require_positive(flags: Mapping[str, float | None]) -> None:
@@ -271,10 +273,8 @@ _LEAVE_OUT = ", or leave bad episodes out with --skip-bad."
 
 def _is_in_use(out: Path) -> bool:
     """Whether a folder without dataset.json holds anything but the start of an import."""
-    if not out.is_dir():
-        return out.exists()
-    own = {"episodes", ROBOT_FILE, writer.INCOMPLETE}
-    return any(e.name not in own and not e.name.startswith(".partial-") for e in out.iterdir())
+    partial = [entry.name for entry in out.glob(".partial-*")]
+    return writer.is_in_use(out, {"episodes", ROBOT_FILE, writer.INCOMPLETE, *partial})
 
 
 def _select(text: str, count: int) -> list[int]:

@@ -76,7 +76,12 @@ def simulate(
     """
     job = _Job(Path(out), episodes, steps, tuple(tasks), size, seed)
     _check(job, workers)
-    done = set(writer.finished_episodes(job.out))
+    with writer.only_writer(job.out):
+        _simulate(job, workers)
+
+
+def _simulate(job: _Job, workers: int) -> None:
+    done, episodes = set(writer.finished_episodes(job.out)), job.episodes
     missing = [n for n in range(episodes) if n not in done]
     if missing:
         check_rendering()
@@ -102,7 +107,9 @@ def simulate(
         raise
     counts = {s: len(store.Dataset(job.out).split(s)) for s in schema.SPLITS}
     listed = ", ".join(f"{count} {split}" for split, count in counts.items())
-    console.print(f"{job.out}: {sum(counts.values())} episodes of {steps + 1} frames ({listed}).")
+    console.print(
+        f"{job.out}: {sum(counts.values())} episodes of {job.steps + 1} frames ({listed})."
+    )
 
 
 def _write_clip(job: _Job, number: int) -> int:
@@ -168,7 +175,7 @@ def _begin(job: _Job, *, complete: bool) -> None:
             writer.write_json(job.out / ROBOT_FILE, robot())
         if found["source"]["episodes"] == job.episodes:
             return
-    elif job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
+    elif writer.is_in_use(job.out):
         raise UserError(
             f"{job.out} exists and is no data set (dataset.json is missing). Choose another "
             "--out, or remove it."

@@ -70,8 +70,14 @@ def write_synthetic_dataset(
     path = Path(path)
     if min(episodes, steps, height, width) < 1:
         raise UserError("A synthetic data set needs positive episodes, steps, height and width.")
-    if path.exists() and any(path.iterdir()):
-        raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
+    with writer.only_writer(path):
+        if writer.is_in_use(path):
+            raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
+        _write(path, episodes, steps, height, width, seed)
+    return Dataset(path)
+
+
+def _write(path: Path, episodes: int, steps: int, height: int, width: int, seed: int) -> None:
     writer.make_dataset(path)
     writer.write_json(path / ROBOT_FILE, robot())
     writer.write_json(path / "dataset.json", describe(height, width))
@@ -89,7 +95,6 @@ def write_synthetic_dataset(
             "objects": _describe_objects(values["truth/object_to_world"]),
         }
         writer.write_episode(path, number, meta, values)
-    return Dataset(path)
 
 
 def synthetic_episode(
