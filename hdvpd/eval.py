@@ -22,6 +22,7 @@ from hdvpd.evaluation.episodes import (
     evaluate_run,
     scored_predictors,
     select_windows,
+    share_programs,
 )
 from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion
@@ -36,7 +37,7 @@ from hdvpd.evaluation.results import (
     require_same_frames,
     write_results,
 )
-from hdvpd.evaluation.rollouts import compile_model
+from hdvpd.evaluation.rollouts import CompileModel
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
@@ -90,7 +91,8 @@ def main(
         if objects_only:
             report_motion(target, ready)
             return
-        evaluations = {name: evaluate(name, run) for name, run in ready.items()}
+        compile_model = share_programs()
+        evaluations = {name: evaluate(name, run, compile_model) for name, run in ready.items()}
         videos = write_results(staging, evaluations)
         publish(staging, target, report)
     for name, evaluation in evaluations.items():
@@ -162,13 +164,14 @@ def prepare(
     return Run(folder, model, step, config, dataset, windows, frames)
 
 
-def evaluate(name: str, run: Run) -> Evaluation:
-    """Evaluate one run.
+def evaluate(name: str, run: Run, compile_model: CompileModel) -> Evaluation:
+    """Evaluate one run; `compile_model` gives the model its compiled parts.
 
     Returns:
       Scores, clips and the object of metrics.json.
     """
-    result = evaluate_run(name, run.model, run.config, run.dataset, run.windows, say=_say)
+    subject = (name, run.model, run.config, run.dataset, run.windows)
+    result = evaluate_run(*subject, say=_say, compile_model=compile_model)
     shown = ("cameras", "steps", "predictors")
     settings = {k: v for k, v in run.frames.items() if k not in shown} | {
         "checkpoint_step": run.checkpoint_step,
@@ -190,7 +193,7 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
     Raises:
       UserError: the data set does not know its objects.
     """
-    motions = {}
+    motions, compile_model = {}, share_programs()
     for name, run in runs.items():
         if not has_motion_truth(run.dataset, [window.episode for window in run.windows]):
             raise UserError(

@@ -40,10 +40,10 @@ from hdvpd.evaluation.comparison import (
     to_markdown,
 )
 from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
-from hdvpd.evaluation.episodes import evaluate_run
+from hdvpd.evaluation.episodes import evaluate_run, share_programs
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.results import Run, require_same_frames
-from hdvpd.evaluation.rollouts import CompileModel, make_compiler
+from hdvpd.evaluation.rollouts import CompileModel
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.layers import count_parameters
 from hdvpd.reporting import files
@@ -215,20 +215,16 @@ def is_finished(run: PlannedRun, dataset: str) -> bool:
 def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
     """Score every run on the same frames, and collect its speed and size.
 
-    Args:
-      runs: trained; those of a member share their compiled parts.
-
     Raises:
       UserError: the runs would be scored on different frames.
     """
     ready = {run.name: _prepare(run) for run in runs}
     require_same_frames(ready)
-    compilers: dict[str, CompileModel] = {}
+    compile_model = share_programs()
     compared = []
     for number, run in enumerate(runs, 1):
         print(f"\n== evaluate {number}/{len(runs)}: {run.name}", flush=True)
-        compiler = make_once(compilers, run.member, make_compiler)
-        scores = score_once(run.name, ready[run.name], lambda model, c=compiler: c(model)(model))
+        scores = score_once(run.name, ready[run.name], compile_model)
         model, folder = ready[run.name].model, RunFolder(run.folder)
         compared.append(
             ComparedRun(

@@ -27,10 +27,12 @@ from hdvpd.evaluation.objects import (
     has_motion_truth,
 )
 from hdvpd.evaluation.rollouts import (
+    CompiledModel,
     CompileModel,
     WindowResult,
     compile_model,
     evaluate_window,
+    make_compiler,
 )
 from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.evaluation.videos import Clip
@@ -114,6 +116,21 @@ def make_clip(
     )
 
 
+def share_programs() -> CompileModel:
+    """Return a `compile_model` whose models share what is compiled, if nothing else differs."""
+    made: dict[Any, CompileModel] = {}
+
+    def compile_model(model: Model) -> CompiledModel:
+        config = model.config
+        size = (config.data.height, config.data.width)
+        kind = (size, config.model, config.render, config.train.remat, model.scene)
+        if kind not in made:
+            made[kind] = make_compiler(model)
+        return made[kind](model)
+
+    return compile_model
+
+
 def evaluate_run(
     name: str,
     model: Model,
@@ -133,7 +150,7 @@ def evaluate_run(
       dataset: to evaluate on.
       windows: of `select_windows`.
       say: is told of progress.
-      compile_model: gives the model its compiled parts (see `rollouts.make_compiler`).
+      compile_model: gives the model its compiled parts (see `share_programs`).
 
     Returns:
       Scores and clips; equal for equal arguments.
