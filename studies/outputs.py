@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.config.experiments import section_toml
+from hdvpd.config.reading import toml_lines
 from hdvpd.errors import UserError
 from hdvpd.reporting.statistics import student_interval
 from hdvpd.reporting.tables import Table
@@ -30,7 +30,7 @@ def make_folder(out: Path) -> None:
 
 def write_settings(path: Path, settings: Any) -> None:
     """Write every field of a dataclass as TOML."""
-    path.write_text("\n".join(section_toml(settings)) + "\n")
+    path.write_text("\n".join(toml_lines(vars(settings))) + "\n")
 
 
 def table(rows: Sequence[Row], title: str = "") -> Table:

@@ -7,14 +7,13 @@ checks, and a mistake in either is one `UserError` that names the file, the key,
 nearest valid key.
 """
 
-import dataclasses
 import importlib.resources
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from hdvpd.config import Config
-from hdvpd.config.reading import Tables, read, toml_lines, toml_value
+from hdvpd.config.reading import Tables, read, toml_lines
 from hdvpd.config.settings import entries, to_table
 from hdvpd.errors import UserError, nearest
 
@@ -127,11 +126,3 @@ def flatten(config: Config) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """Write every value of a configuration as TOML; `read_toml` gives it back unchanged."""
     return "\n".join(toml_lines(to_table(config)))
-
-
-def section_toml(section: Any) -> list[str]:
-    """Return a TOML line for every field of a dataclass of plain values."""
-    return [
-        f"{field.name} = {toml_value(getattr(section, field.name))}"
-        for field in dataclasses.fields(section)
-    ]

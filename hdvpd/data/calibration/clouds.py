@@ -35,6 +35,8 @@ MAX_KEPT = 192
 TANGENT_FOOTPRINTS = 3.0
 """How far beside a query, in pixel footprints, the nearest sample may lie to stand for the plane
 under the query. The nearest sample of a surface seen at 75 degrees is at most 2.1 away."""
+SCENE_M = 0.3
+"""Things within this of the robot's points belong to the scene."""
 
 
 BLUR_PX = 0.7
@@ -268,14 +270,13 @@ def surface_distance(queries: Float[np.ndarray, "q 3"], surface: Surface) -> Flo
 
 
 def suggest_box(
-    cloud: Float[np.ndarray, "n 3"], robot: Float[np.ndarray, "m 3"], *, reach_m: float = 0.3
+    cloud: Float[np.ndarray, "n 3"], robot: Float[np.ndarray, "m 3"]
 ) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"]] | None:
     """Suggest a workspace box.
 
     Args:
       cloud: seen points in the world [m].
       robot: kinematic points at all times [m]; may be empty.
-      reach_m: how far around the robot's points things belong to the scene.
 
     Returns:
       Lower and upper corner [m], multiples of 0.05: all but 0.5 % at each end of what is seen near
@@ -283,7 +284,7 @@ def suggest_box(
       spare. None if nothing is seen there.
     """
     if len(robot):
-        low, high = robot.min(axis=0) - reach_m, robot.max(axis=0) + reach_m
+        low, high = robot.min(axis=0) - SCENE_M, robot.max(axis=0) + SCENE_M
         cloud = cloud[((cloud >= low) & (cloud <= high)).all(axis=1)]
     if not len(cloud):
         return None

@@ -43,7 +43,6 @@ class Diagnosis:
 def diagnose(
     moments: Sequence[Moment],
     index: Indexer,
-    max_points: int = SCREENING_POINTS,
     *,
     among: frozenset[str] = frozenset(),
 ) -> Diagnosis | None:
@@ -55,17 +54,16 @@ def diagnose(
     Args:
       moments: what the cameras saw; a few are enough.
       index: makes the nearest-point search.
-      max_points: of each image that are compared.
       among: names of the mistakes that are tried, one at a time; empty means all.
 
     Returns:
       The mistakes; None if none was found, or none is needed.
     """
-    current = measure(moments, index, max_points)
+    current = measure(moments, index, SCREENING_POINTS)
     found: list[Mistake] = []
     others: list[str] = []
     while len(found) < MAX_MISTAKES and _passing(current) < len(moments[0].views):
-        step = _best_step(moments, current, index, max_points, among)
+        step = _best_step(moments, current, index, among)
         if step is None:
             break
         mistakes, current, alternatives = step
@@ -79,7 +77,6 @@ def _best_step(
     moments: Sequence[Moment],
     current: Evidence,
     index: Indexer,
-    max_points: int,
     among: frozenset[str],
 ) -> tuple[tuple[Mistake, ...], Evidence, list[str]] | None:
     singles = [
@@ -94,7 +91,8 @@ def _best_step(
             continue
         likely = _likeliest(options, moments, index)
         tried = [
-            (option, measure(_without(option, moments), index, max_points)) for option in likely
+            (option, measure(_without(option, moments), index, SCREENING_POINTS))
+            for option in likely
         ]
         better = [
             (option, evidence)

@@ -130,9 +130,9 @@ def metric_depth(depth: np.ndarray, unit_m: float) -> Float[np.ndarray, "h w"]:
 
 
 def depth_of_codes(
-    near_m: float, far_m: float, shift_m: float, *, logarithmic: bool, codes: int = 4096
+    near_m: float, far_m: float, shift_m: float, *, logarithmic: bool
 ) -> Float[np.ndarray, "n"]:
-    """Tabulate the depth of every code of quantised depth, as LeRobot's videos hold it.
+    """Tabulate the depth of every 12-bit code of quantised depth, as LeRobot's videos hold it.
 
     Logarithmic codes are evenly spaced in ln(depth + shift), linear ones in depth. LeRobot decodes
     code 0 as the nearest depth; here it is invalid, because pixels without depth get it.
@@ -142,12 +142,11 @@ def depth_of_codes(
       far_m: depth of the last code [m].
       shift_m: added before the logarithm [m]; unused by linear codes.
       logarithmic: whether codes are.
-      codes: how many there are.
 
     Returns:
       Depth by code [m], float32; 0 for code 0.
     """
-    share = np.arange(codes) / (codes - 1)
+    share = np.arange(4096) / 4095
     if logarithmic:
         low, high = np.log(near_m + shift_m), np.log(far_m + shift_m)
         depth = np.exp(low + share * (high - low)) - shift_m
