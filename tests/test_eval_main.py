@@ -397,7 +397,7 @@ def test_more_steps_than_frames_are_refused(run_copy, capsys):
 
 
 def test_a_trained_model_cannot_be_asked_to_be_another(run_copy):
-    with pytest.raises(UserError, match=r"dynamics.num_layers = 3 .* trained with 2.*--data.path"):
+    with pytest.raises(UserError, match=r"dynamics.num_layers = 3 .* trained with 1.*--data.path"):
         evaluation.main([run_copy], overrides={"model": {"dynamics": {"num_layers": 3}}})
     with pytest.raises(UserError, match=r"model.dynamics.local.kind = 'mp' .*with 'attention'"):
         evaluation.main([run_copy], overrides={"model": {"dynamics": {"local": "mp"}}})
