@@ -79,9 +79,8 @@ def test_the_code_comes_from_the_wheel(installed: Run) -> None:
 def test_training_outside_the_repository(installed: Run) -> None:
     done = installed([*HDVPD, "data", "synthetic", "--out", "data/debug"])
     assert done.returncode == 0, done.stderr
-    # Quick to compile: the sizes do not matter for that, the number of different operations does;
-    # and host code would be compiled anew for a fresh installation.
-    tiny = "--model.dynamics.num-layers 1 --model.dynamics.local none --model.kernels xla"
+    # Quick to compile: the sizes do not matter for that, the number of different operations does.
+    tiny = "--model.dynamics.num-layers 1 --model.dynamics.local none"
     once = f"--train.num-steps 1 --train.horizon 1 --train.validate-every 0 {tiny}"
     done = installed([*HDVPD, "train", "debug", *once.split()])
     assert done.returncode == 0, done.stderr
