@@ -37,9 +37,6 @@ _MAX_DEVICES = 16
 def missing_packages(purposes: Iterable[str]) -> list[str]:
     """List the Debian packages that are needed and not there.
 
-    Args:
-      purposes: keys of `LIBRARIES` and `PROGRAMS`.
-
     Returns:
       Package names, sorted; empty where nothing is missing, and on systems other than Linux, where
       MuJoCo does not render through EGL.

@@ -82,10 +82,6 @@ def score_table(
 ) -> Float[np.ndarray, "seeds episodes steps 4"]:
     """Return what a predictor scored in every run, averaged over cameras.
 
-    Args:
-      runs: one per seed.
-      predictor: the model, or `REFERENCE`.
-
     Returns:
       `METRICS`; NaN where a score does not exist.
     """
@@ -95,9 +91,6 @@ def score_table(
 
 def describe_scores(values: Float[np.ndarray, "seeds episodes steps 4"]) -> dict[str, Any]:
     """Average scores, or differences of scores, over seeds and episodes.
-
-    Args:
-      values: `METRICS` in a table of seeds by episodes.
 
     Returns:
       The layout of metrics.json: for every metric the lists over rollout steps, `<name>` and

@@ -126,13 +126,7 @@ def splat_particles(
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Paint particles as squares about as large as a pixel of the camera, nearest on top.
 
-    Args:
-      positions: particles [m].
-      colors: colours in [0, 1].
-      mask: particles to paint.
-      camera: where they are seen from.
-      size: height and width of the camera's image [px].
-      scale: enlargement of the picture over that image.
+    Colours are in [0, 1]; the picture is the camera's image, of `size` [px], enlarged by `scale`.
 
     Returns:
       The picture, dark where no particle is.

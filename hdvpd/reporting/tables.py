@@ -115,14 +115,7 @@ def bold(text: str) -> str:
 def plus_minus(
     mean: float | None, half_width: float | None, digits: int, *, sign: bool = False
 ) -> str:
-    """Write a mean with half the width of its interval, as far as they exist.
-
-    Args:
-      mean: shown with `digits` decimals.
-      half_width: likewise.
-      digits: decimals.
-      sign: write a plus too.
-    """
+    """Write a mean with half the width of its interval, as far as they exist."""
     if mean is None:
         return _MISSING
     text = f"{mean:{'+' if sign else ''}.{digits}f}"

@@ -225,11 +225,7 @@ class CheckpointStore:
 def load_model(
     run_dir: Path | str, step: int | None = None
 ) -> tuple[Model, Config, SceneSpec, int]:
-    """Build the model of a run with its trained parameters.
-
-    Args:
-      run_dir: the run folder.
-      step: which checkpoint; by default the newest sound one.
+    """Build the model of a run with trained parameters, by default of the newest sound checkpoint.
 
     Returns:
       The model, the configuration it was trained with, its scene, and the checkpoint's step.

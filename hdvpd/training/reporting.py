@@ -196,12 +196,7 @@ def format_duration(seconds: float) -> str:
 
 
 def save_first_batch(path: Path, batch: Batch) -> None:
-    """Write the images of a batch as one picture: a row per window and view, frames across.
-
-    Args:
-      path: of the PNG file.
-      batch: at most its first four windows are shown.
-    """
+    """Write four windows of a batch as one picture: a row per window and view, frames across."""
     rgb = np.asarray(batch.frames.rgb)[:4]
     windows, frames, views, height, width, _ = rgb.shape
     rows = rgb.transpose(0, 2, 3, 1, 4, 5).reshape(windows * views * height, frames * width, 3)

@@ -247,11 +247,6 @@ def measure(moments: Sequence[Moment], index: Indexer, max_points: int = 4000) -
 def shared_points(source: Surface, target: Surface, max_points: int) -> SharedPoints:
     """Find the points of one view that another should see, and how far they are from what it saw.
 
-    Args:
-      source: whose points are judged.
-      target: who judges.
-      max_points: of the source, evenly spread.
-
     Returns:
       The unhidden points inside the target's image where it has valid depth.
     """

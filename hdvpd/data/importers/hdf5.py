@@ -121,11 +121,7 @@ class Node:
         return self._array(path).dtype
 
     def read(self, path: str, shape: tuple[int | None, ...]) -> np.ndarray:
-        """Read a whole array of numbers as float64.
-
-        Args:
-          path: inside this group.
-          shape: expected; None stands for any length.
+        """Read a whole array of numbers as float64; None in its shape stands for any length.
 
         Raises:
           BadEpisodeError: it is missing, damaged, of another shape or no numbers.

@@ -35,11 +35,7 @@ class StandIn:
 
 
 def read_pickle(file: Path, package: str) -> Any:
-    """Read a pickle without running anything of it.
-
-    Args:
-      file: to read.
-      package: whose classes become stand-ins, for instance "rlbench".
+    """Read a pickle without running anything of it; classes of `package` become stand-ins.
 
     Returns:
       Plain values, numpy arrays and `StandIn`s.
