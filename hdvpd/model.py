@@ -1,6 +1,7 @@
 """HD-VPD: encoder, dynamics and renderer together; the only module that knows all three."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
+from hdvpd.dynamics.matching import match_distance
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import (
     color_features,
@@ -62,6 +64,12 @@ class Model(nnx.Module):
     @property
     def _visible(self) -> tuple:
         return (self.scene.workspace_min, self.scene.workspace_max, self.config.render.far)
+
+    @property
+    def _spacing(self) -> float:
+        """How much farther apart particles are in training than in rollouts."""
+        size = self.config.train.cloud_size
+        return math.sqrt(self.config.model.num_particles / size) if size else 1.0
 
     def encode(
         self, frames: RgbdFrames, key: PRNGKey, num_particles: int | None = None
@@ -175,7 +183,42 @@ class Model(nnx.Module):
         loss = ray_l2(rendering.rgb, target[..., :3])
         if train.depth_weight and not scored:
             loss += train.depth_weight * ray_depth_l1(rendering.depth_m, target[..., 3])
+        if train.match_weight and not scored:
+            loss += train.match_weight * self._match(frames, clouds, encode_keys)
         return loss
+
+    def _match(
+        self, frames: RgbdFrames, clouds: ParticleCloud, keys: Key[JaxArray, "b"]
+    ) -> Float[Array, "i"]:
+        """Return how far particles, axes (b i), are from the points of frames, axes (b i v) [m]."""
+
+        def match(
+            frames: RgbdFrames, cloud: ParticleCloud, colors: Float[Array, "n 3"], key: PRNGKey
+        ) -> Float[Array, ""]:
+            measured = self._measure(frames, cloud.mask.shape[0], key)
+            return match_distance(
+                cloud.positions, colors, cloud.mask,
+                measured.positions, jax.nn.sigmoid(measured.features), measured.mask,
+            )  # fmt: skip
+
+        def match_window(
+            frames: RgbdFrames, clouds: ParticleCloud, key: PRNGKey
+        ) -> Float[Array, "i"]:
+            # A particle keeps the colour that it was seen in.
+            colors = jax.nn.sigmoid(clouds.features[-1, :, :3])
+            keys = jax.random.split(jax.random.fold_in(key, 1), clouds.mask.shape[0])
+            return jax.vmap(match, (0, 0, None, 0))(frames, clouds, colors, keys)
+
+        return jnp.asarray(jax.vmap(match_window)(frames, clouds, keys)).mean(axis=0)
+
+    def _measure(self, frames: RgbdFrames, num_points: int, key: PRNGKey) -> ParticleCloud:
+        """Draw points of the views, axes (v), of one time step; their features are the colours'."""
+        colors = color_features(jnp.asarray(frames.rgb, jnp.float32) / 255.0)
+        points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
+        return subsample(
+            points.reshape(-1, 3), colors.reshape(-1, 3), valid.reshape(-1),
+            num_points, key, even=self.config.model.even,
+        )  # fmt: skip
 
     def _render_images(
         self, clouds: ParticleCloud, rays: Rays, keys: Key[JaxArray, "b"]
@@ -187,7 +230,7 @@ class Model(nnx.Module):
             clouds, rays = jax.tree.map(
                 lambda x: x.reshape(size * images, *x.shape[2:]), (clouds, rays)
             )
-            rendering = self.renderer(clouds, rays, keys.reshape(-1))
+            rendering = self.renderer(clouds, rays, keys.reshape(-1), self._spacing)
         return jax.tree.map(lambda x: x.reshape(size, images, *x.shape[1:]), rendering)
 
     def _predict(

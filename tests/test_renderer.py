@@ -254,7 +254,7 @@ def test_density_fades_with_the_widest_kernel_and_is_zero_beyond_the_cutoff():
     def shade(clouds, queries):
         module = scenes.apply(graphdef, params)
         module.mlp = surface(steepness=0.0, scale=10.0)
-        return module._shade(clouds, at(queries))
+        return module._shade(clouds, at(queries), CONFIG)
 
     _, density, _ = jax.jit(shade)(clouds, queries)
     weight = np.exp(-(((distance - 0.05) / 0.05) ** 2)) * (distance < CONFIG.cutoff)
@@ -283,7 +283,7 @@ def test_features_at_the_cutoff_are_those_of_all_sixteen_neighbours(kernels, knn
 
         module = scenes.apply(graphdef, params)
         module.mlp = keep
-        return module._shade(clouds, at(jnp.zeros((1, 1, 1, 3))))[0]
+        return module._shade(clouds, at(jnp.zeros((1, 1, 1, 3))), CONFIG)[0]
 
     found = np.asarray(jax.jit(shade)(clouds)).ravel()
     weighted, total = references.annular_sums(
@@ -481,3 +481,59 @@ def test_samples_in_reach_come_first_in_their_order(share):
     order, place = _reached_first(reached)
     np.testing.assert_array_equal(order, np.argsort(~reached, kind="stable"))
     np.testing.assert_array_equal(place, np.argsort(order))
+
+
+PARTICLES = dataclasses.replace(
+    CONFIG, appearance="particles", surface_thickness=0.004, surface_bandwidth=0.02,
+    density_scale=1500.0, cutoff=0.1,
+)  # fmt: skip
+
+
+def painted_table(step, half=0.2):
+    """A table of particles `step` apart in one colour, axes (1 n), and the colour."""
+    color = np.asarray([0.8, 0.3, 0.1], np.float32)
+    grid = np.arange(-half, half + step / 2, step, dtype=np.float32)
+    places = np.stack([*np.meshgrid(grid, grid), np.zeros((len(grid),) * 2, np.float32)], -1)
+    places = places.reshape(1, -1, 3)
+    features = np.broadcast_to(np.log(color / (1 - color)), places.shape)
+    cloud = ParticleCloud(places, np.ascontiguousarray(features), np.ones(places.shape[:2], bool))
+    return cloud, color
+
+
+@functools.cache
+def render_particles():
+    module = Renderer(
+        PARTICLES, CHANNELS, colors=True, knn_backend="kdtree", kernels="xla", rngs=nnx.Rngs(0)
+    )
+    assert not jax.tree.leaves(nnx.state(module, nnx.Param))
+    return jax.jit(
+        lambda cloud, rays, spacing: module(cloud, rays, None, spacing), static_argnums=2
+    )
+
+
+def hits_table(rays, half=0.1):
+    """Say which rays hit the table's middle."""
+    along = -rays.origins[..., 2] / rays.directions[..., 2]
+    return (np.abs(rays.origins + along[..., None] * rays.directions) < half).all(-1)
+
+
+def test_particles_are_seen_in_their_colour_at_their_depth():
+    cloud, color = painted_table(0.015)
+    rays = camera_rays(eye=(0.0, 0.05, 0.6))
+    seen = render_particles()(cloud, rays, 1.0)
+    inside = hits_table(rays)
+    np.testing.assert_allclose(np.asarray(seen.rgb)[inside] - color[None], 0, atol=1e-3)
+    down = -rays.origins[..., 2] / rays.directions[..., 2] * rays.z_scale
+    np.testing.assert_allclose(np.asarray(seen.depth_m)[inside], down[inside], atol=2e-3)
+
+
+def test_kernels_grow_with_the_distance_between_particles():
+    """A sheet has holes between particles too far apart for it, and none if it is told so."""
+    cloud, _ = painted_table(0.06)
+    rays = camera_rays(eye=(0.0, 0.05, 0.6))
+    inside = hits_table(rays)
+    least = [
+        np.asarray(render_particles()(cloud, rays, spacing).acc)[inside].min()
+        for spacing in (1.0, 4.0)
+    ]
+    assert least[0] < 0.9 < 0.98 < least[1]

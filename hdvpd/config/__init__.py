@@ -113,15 +113,17 @@ class ModelConfig(Settings):
     """Particles know the motion of the robot's skeleton at their place and can go along with it;
     learned much sooner than from attention alone (not in the papers)."""
     contact: bool = False
-    """Particles know the offsets to their nearest kinematic points and whether standing still or
-    the robot explains the last step, and can go along with a robot up to 25 cm away (not in the
-    papers)."""
+    """Particles know their nearest kinematic points and whether standing still or the robot
+    explains the last step; what went along then does so again unless training says otherwise (not
+    in the papers)."""
     colors: bool = False
     """The first three features are the pixel's colour, and the renderer's colour is relative to
     theirs (not in the papers, whose features are all the U-Net's)."""
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""
+    lasting_features: bool = False
+    """Particles move and keep their features, instead of changing both (paper)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Numbers that dense layers and convolutions multiply; sums and parameters are always float32.
     bfloat16 is for GPUs: CPUs multiply it no faster."""
@@ -171,12 +173,17 @@ class RenderConfig(Settings):
     """Stratified samples per ray in evaluation."""
     eval_num_proposals: Annotated[CountOrZero, Free("resume")] = 64
     """Samples per ray placed near particles in evaluation."""
+    appearance: Literal["mlp", "particles"] = "mlp"
+    """What gives a point its colour and density: the NeRF MLP (paper), or, with model.colors and a
+    surface_thickness, the particles around it, of which nothing is learned: their mean colour under
+    the innermost kernel, and a constant density."""
     mlp_width: Count = 128
     """Hidden width of the NeRF MLP."""
     mlp_depth: CountOrZero = 2
     """Hidden layers of the NeRF MLP."""
     density_scale: float = 100.0
-    """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1."""
+    """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1; with
+    appearance = "particles" it is this."""
     surface_thickness: PositiveOrZero = 0.0
     """If above 0, density fades within this of a sheet just behind the surface on which the
     neighbours lie [m], instead of with the widest kernel's weight (not in the papers)."""
@@ -224,7 +231,7 @@ class TrainConfig(Settings):
     """Predicted frames per window (paper)."""
     cloud_size: CountOrZero = 0
     """Particles per time step in training, 0: model.num_particles (paper). Fewer make steps
-    cheaper; rollouts have them all."""
+    cheaper; rollouts have them all. The renderer's kernels are as much wider as they are apart."""
     num_rays: Count = 128
     """Rays per window and predicted frame, over all cameras' pixels (paper: 128)."""
     moving_ray_weight: Positive = 1.0
@@ -240,6 +247,9 @@ class TrainConfig(Settings):
     (not in the papers)."""
     depth_weight: PositiveOrZero = 0.0
     """Of the absolute error of rendered depth [m] in the loss; 0 for RGB alone (paper)."""
+    match_weight: PositiveOrZero = 0.0
+    """Of the distance between predicted particles and the points measured at that time [m] in the
+    loss, with model.colors; 0 for none (paper)."""
     near_ray_distance: PositiveOrZero = 0.0
     """Rays also prefer pixels within this of a kinematic point [m], moving or not; 0 does not look
     at the robot (default for the paper)."""
@@ -338,6 +348,22 @@ class Config(Settings):
     render: RenderConfig = field(default_factory=RenderConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: Annotated[EvalConfig, Free("resume", "evaluation")] = field(default_factory=EvalConfig)
+
+    def check(self) -> None:
+        """Refuse a renderer or a loss that needs what the particles do not have."""
+        require(
+            self.render.appearance == "mlp"
+            or (self.model.colors and self.render.surface_thickness > 0),
+            "render.appearance",
+            self.render.appearance,
+            "it needs model.colors = true and a render.surface_thickness above 0",
+        )
+        require(
+            not self.train.match_weight or self.model.colors,
+            "train.match_weight",
+            self.train.match_weight,
+            "counterparts are found by colour: set model.colors = true",
+        )
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,11 @@ def exchanged_bytes(
 
 def _require_known(interlacer: Interlacer) -> None:
     settings = interlacer.settings
+    if interlacer.model.contact:
+        raise UserError(
+            "Particles cannot be spread over devices with model.contact, which looks for each "
+            "particle's counterpart in the whole other cloud; this model has it."
+        )
     local, attention = settings.local, settings.attention
     if local is not None and not (
         isinstance(local, GraphAttentionSettings)
@@ -162,7 +167,7 @@ def _step(
             assert block.norm_local is not None
             normed = block.norm_local(tokens)
             tokens = tokens + _local_attention(block.local, normed, walks, size)
-    return interlacer.read_out(tokens[size : 2 * size], current, robot)
+    return interlacer.read_out(tokens[size : 2 * size], previous, current, robot)
 
 
 def _global_attention(layer: GlobalAttention, tokens: jax.Array, counted: Array) -> jax.Array:

@@ -6,7 +6,7 @@ from flax import nnx
 
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.contact import ContactTokens
+from hdvpd.dynamics.contact import ContactTokens, went_along
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.layers import LayerNorm, Linear, normal
 from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
@@ -17,6 +17,10 @@ _MOTION_SCALE_M = 0.05
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _CARRY_BANDWIDTH_M = 0.05
 _CARRY_REACH_M = 0.12
+# Evidence that is worth one unit of the gate's logit, and the most that it is worth: what training
+# says must be able to overrule it.
+_EVIDENCE_UNIT_M = 0.003
+_MAX_EVIDENCE = 3.0
 # An object that is pushed goes along as a whole, also where it is far from the hand.
 _PUSH_REACH_M = 0.25
 
@@ -161,7 +165,11 @@ class ReadOut(nnx.Module):
         self.config = config
 
     def __call__(
-        self, tokens: Float[JaxArray, "n d"], current: ParticleCloud, robot: RobotPoints
+        self,
+        tokens: Float[JaxArray, "n d"],
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
     ) -> Change:
         """Return the change of `current`, whose tokens are given; padding does not change."""
         raw = self.mlp(self.norm(tokens))
@@ -176,10 +184,25 @@ class ReadOut(nnx.Module):
         if self.config.carry:
             # The last output says how far a particle goes along with the skeleton at its place:
             # a gate is learned much sooner than the motion itself (docs/lab-book.md).
-            moved_m += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3]
+            gate = raw[:, -1:]
+            if self.config.contact:
+                gate = jax.nn.sigmoid(gate + self._history(previous, current, robot))
+            moved_m += gate * carried_motion(current, robot, 1)[:, :3]
         if self.config.contact:
             moved_m += raw[:, 3 + self.config.feature_dim, None] * pushed[:, :3]
+        features = raw[:, 3 : 3 + self.config.feature_dim]
         return Change(
             displacement=bound * jnp.tanh(moved_m / bound),
-            features=raw[:, 3 : 3 + self.config.feature_dim],
+            features=jnp.zeros_like(features) if self.config.lasting_features else features,
         )
+
+    def _history(
+        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
+    ) -> Float[Array, "n 1"]:
+        """Return the logit that what went along with the robot in the last step does so again."""
+        back = carried_motion(current, robot, 1, until=0)[:, :3]
+        evidence = went_along(
+            current, previous, back, colors=self.config.colors, backend=self.config.knn
+        )
+        logit = jnp.tanh(evidence / (_MAX_EVIDENCE * _EVIDENCE_UNIT_M))
+        return _MAX_EVIDENCE * logit[:, None]

@@ -6,6 +6,7 @@ particle within reach are sorted to the end and skipped in chunks, so that only 
 them; the chunks run over all groups at once.
 """
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -76,6 +77,24 @@ class NerfMlp(nnx.Module):
         return jax.nn.sigmoid(logits), density
 
 
+class ParticleAppearance(nnx.Module):
+    """Colour of the particles around a point, and constant density; nothing is learned.
+
+    Beyond the papers. A renderer that learns on few predicted images learns to hedge: where the
+    prediction is wrong, half-transparent surfaces cost less (docs/lab-book.md).
+    """
+
+    def __init__(self, config: RenderConfig):
+        self.density = config.density_scale
+
+    def __call__(
+        self, x: Float[Array, "q d"], colors: Float[Array, "q 3"] | None = None
+    ) -> tuple[Float[Array, "q 3"], Float[Array, "q"]]:
+        """Return colour in [0, 1] and density per metre; see `NerfMlp`."""
+        logits = x[:, :3] if colors is None else colors
+        return jax.nn.sigmoid(logits), jnp.full(x.shape[:1], self.density)
+
+
 class Renderer(nnx.Module):
     """Annular-kernel Point-NeRF."""
 
@@ -89,14 +108,29 @@ class Renderer(nnx.Module):
         kernels: Kernels,
         rngs: nnx.Rngs,
     ):
-        self.mlp = NerfMlp(len(config.radii) * (feature_dim + 1), config, rngs=rngs)
+        particles = config.appearance == "particles"
+        if particles:
+            # Nothing but the innermost kernel's colours is asked for.
+            config = dataclasses.replace(
+                config, radii=config.radii[:1], bandwidths=config.bandwidths[:1]
+            )
+        self.mlp = (
+            ParticleAppearance(config)
+            if particles
+            else NerfMlp(len(config.radii) * (feature_dim + 1), config, rngs=rngs)
+        )
         self.config = config
+        self.num_features = 3 if particles else feature_dim
         self.colors = colors
         self.knn_backend: Backend = knn_backend
         self.kernels: Kernels = kernels
 
     def __call__(
-        self, clouds: ParticleCloud, rays: Rays, keys: Key[JaxArray, "g"] | None
+        self,
+        clouds: ParticleCloud,
+        rays: Rays,
+        keys: Key[JaxArray, "g"] | None,
+        spacing: float = 1.0,
     ) -> Rendering:
         """Render rays of every group.
 
@@ -105,13 +139,14 @@ class Renderer(nnx.Module):
           rays: axes (g r).
           keys: each jitters a group's training samples; None places the evaluation samples at
             mid-points.
+          spacing: how much farther apart the particles are than the kernels were made for.
 
         Returns:
           Colour, depth and opacity, axes (g r).
         """
         tdist = jax.vmap(self._place_samples)(clouds, rays, keys)
         samples = samples_at(tdist, rays, self.config.near, self.config.far)
-        rgb, density, ahead = self._shade(clouds, samples)
+        rgb, density, ahead = self._shade(clouds, samples, _spread(self.config, spacing))
         if self.config.surface_thickness:
             starts, stops = tdist + samples.before, tdist + ahead
             return composite(rgb, density, starts, rays.z_scale, self.config.far, stops)
@@ -123,7 +158,7 @@ class Renderer(nnx.Module):
         points = jnp.asarray(cloud.positions)[None, :, None]
         nowhere = jnp.zeros(points.shape[:-1])
         samples = Samples(points, jnp.zeros_like(points), before=nowhere, after=nowhere)
-        return self._shade(one, samples)[0][0, :, 0]
+        return self._shade(one, samples, self.config)[0][0, :, 0]
 
     def _place_samples(
         self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
@@ -161,14 +196,13 @@ class Renderer(nnx.Module):
             )
 
     def _shade(
-        self, clouds: ParticleCloud, samples: Samples
+        self, clouds: ParticleCloud, samples: Samples, config: RenderConfig
     ) -> tuple[Float[Array, "g r s 3"], Float[Array, "g r s"], Float[Array, "g r s"]]:
         """Return colour, density, 0 out of reach, and where the light stops, from the sample on.
 
         Samples have axes (g r s). Density is that at the sample or, of surfaces, the mean over the
         part of the ray that the sample stands for.
         """
-        config = self.config
         shape = samples.before.shape
         points = samples.points.reshape(shape[0], -1, 3)
         neighbors = jax.vmap(
@@ -178,10 +212,11 @@ class Renderer(nnx.Module):
         first = jnp.arange(shape[0], dtype=jnp.int32)[:, None, None] * num_particles
         shaded = self._shade_reached(
             clouds.positions.reshape(-1, 3),
-            clouds.features.reshape(-1, clouds.features.shape[-1]),
+            clouds.features.reshape(-1, clouds.features.shape[-1])[:, : self.num_features],
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), samples),
             (neighbors.indices + first).reshape(-1, config.num_neighbors),
             neighbors.distances.reshape(-1, config.num_neighbors),
+            config,
         ).reshape(*shape, 5)
         return shaded[..., :3], shaded[..., 3], shaded[..., 4]
 
@@ -192,9 +227,9 @@ class Renderer(nnx.Module):
         samples: Samples,
         indices: Int[Array, "q k"],
         distances: Float[Array, "q k"],
+        config: RenderConfig,
     ) -> Float[Array, "q 5"]:
         """Interpolate and shade in chunks, skipping the chunks that hold no sample in reach."""
-        config = self.config
         widest = config.bandwidths.index(max(config.bandwidths))
         reached = jnp.isfinite(distances[:, 0])
         order, place = _reached_first(reached)
@@ -239,6 +274,16 @@ class Renderer(nnx.Module):
         _, shaded = jax.lax.scan(body, None, (*inputs, any_reached))
         shaded = shaded.reshape(-1, 5)[place]
         return jnp.where(reached[:, None] | (jnp.arange(5) < 3)[None], shaded, 0.0)
+
+
+def _spread(config: RenderConfig, spacing: float) -> RenderConfig:
+    """Return settings whose kernels are wider, for particles that are farther apart."""
+    return dataclasses.replace(
+        config,
+        radii=tuple(spacing * x for x in config.radii),
+        bandwidths=tuple(spacing * x for x in config.bandwidths),
+        surface_bandwidth=spacing * config.surface_bandwidth,
+    )
 
 
 def _reached_first(reached: Bool[Array, "q"]) -> tuple[Int[Array, "q"], Int[Array, "q"]]:
