@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.data import store, writer
+from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration.check import check
 from hdvpd.data.calibration.report import write_report
 from hdvpd.data.pinhole import AXES
@@ -43,7 +43,7 @@ def damaged(good: Path, path: Path, change: Callable[[np.ndarray], np.ndarray]) 
         folder = writer.episode_folder(good, episode.number)
         names = [str(f.parent.relative_to(folder)) for f in folder.rglob("zarr.json")]
         arrays = source.read_many(episode.number, names)
-        meta = store.read_json(folder / "episode.json")
+        meta = metadata.read_json(folder / "episode.json")
         writer.write_episode(path, episode.number, meta, arrays | {POSE: change(arrays[POSE])})
 
 

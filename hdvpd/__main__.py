@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import hdvpd
 from hdvpd.commands.base import Group, Program
 from hdvpd.commands.compare import Compare
-from hdvpd.commands.data import AddRobot, Calibrate, Check, Import, Inspect, Simulate, Synthetic
+from hdvpd.commands.data import (
+    AddRobot,
+    Calibrate,
+    Check,
+    Import,
+    Index,
+    Inspect,
+    Simulate,
+    Synthetic,
+)
 from hdvpd.commands.demo import Demo
 from hdvpd.commands.doctor import Doctor
 from hdvpd.commands.evaluate import Evaluate
@@ -57,6 +66,7 @@ HDVPD = Program(
                 "synthetic": Synthetic,
                 "import": Import,
                 "inspect": Inspect,
+                "index": Index,
                 "check": Check,
                 "robot": AddRobot,
                 "calibrate": Calibrate,

@@ -12,6 +12,7 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import apply_overrides, flatten
 from hdvpd.config.reading import Tables
 from hdvpd.config.settings import entries, free_keys
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
 from hdvpd.errors import UserError
@@ -147,7 +148,7 @@ def prepare(
     model, trained, scene, step = load_model(folder, checkpoint_step)
     config = configure(trained)
     require_changeable(trained, config)
-    dataset = Dataset(config.data.path)
+    dataset = open_dataset(config.data)
     require_scene(scene, dataset, config, folder)
     windows = select_windows(dataset, config.eval)
     frames = {
@@ -197,7 +198,7 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
     for name, run in runs.items():
         if not has_motion_truth(run.dataset, [window.episode for window in run.windows]):
             raise UserError(
-                f"{run.dataset.path} does not know where its objects are: every held-out episode "
+                f"{run.dataset.title} does not know where its objects are: every held-out episode "
                 "needs truth/object_to_world and a shape per object in episode.json "
                 "(docs/data-format.md). Simulate the data set again, or leave out --objects-only."
             )
@@ -251,7 +252,7 @@ def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Pa
         raise UserError(
             f"The model in {folder} was trained for {scene.num_robot_points} kinematic points and "
             f"the workspace {scene.workspace_min} to {scene.workspace_max}, but the data set "
-            f"{dataset.path} has {found.num_robot_points} and {found.workspace_min} to "
+            f"{dataset.title} has {found.num_robot_points} and {found.workspace_min} to "
             f"{found.workspace_max}. Name a data set of the same robot and workspace with "
             "--data.path."
         )

@@ -22,6 +22,7 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
@@ -160,7 +161,8 @@ def run_steps(
         batch = next(batches, None)  # read and copied while the device computes
         metrics = jax.device_get(metrics)
         seconds, data_wait_s = time.perf_counter() - begin, loader.data_wait_s - waited
-        windows = data.windows.sample(config.train.seed, session.step, config.train.batch_size)
+        drawn = data.windows.sample(config.train.seed, session.step, config.train.batch_size)
+        windows = [data.dataset.window_id(*window) for window in drawn]
         session.count(metrics, windows=windows, seconds=seconds, data_wait_s=data_wait_s)
         session.do_due(state, validate)
     interrupted = session.team.any(stop.received is not None)
@@ -191,14 +193,14 @@ def open_data(config: Config) -> TrainingData:
     Raises:
       UserError: the data set is missing or damaged, a split is empty, or episodes are too short.
     """
-    dataset = Dataset(config.data.path)
+    dataset = open_dataset(config.data)
     length = OBSERVED_FRAMES + config.train.horizon
     held_out: list[tuple[int, int]] = []
     if config.train.validate_every:
         index = WindowIndex(dataset, "validation", length)
         count = min(config.train.validation_windows, len(index))
         held_out = index.sample(config.train.seed, 0, count)
-    windows = WindowIndex(dataset, "train", length)
+    windows = WindowIndex(dataset, "train", length, config.data.weights)
     if config.train.moving_window_share > 0:
         favour_moving(dataset, windows, config)
     return TrainingData(
@@ -220,7 +222,7 @@ def favour_moving(dataset: Dataset, windows: WindowIndex, config: Config) -> Non
     if not moving:
         raise UserError(
             f"train.moving_window_share = {share} asks for windows in which an object moves, but "
-            f"in the {len(windows)} training windows of {dataset.path} none does. Use 0."
+            f"in the {len(windows)} training windows of {dataset.title} none does. Use 0."
         )
     print(
         f"windows  {len(moving)} of {len(windows)} with a moving object: {share:.0%} of the draws"

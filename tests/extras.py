@@ -18,6 +18,7 @@ EXTRAS = {
     "viser": "view",
     "rerun": "rerun",
     "playwright.sync_api": "dev",
+    "localbucket": "dev",
     "sklearn.datasets": "vision",
     "torch_geometric": "graphs",
 }

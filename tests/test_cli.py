@@ -213,7 +213,7 @@ def test_help_lists_the_keys_that_are_accepted(capsys: Captured) -> None:
     assert offered("train", capsys) == set(key_types())
     assert offered("compare", capsys) == set(key_types())
     evaluated = {f"eval.{field.name}" for field in dataclasses.fields(EvalConfig)}
-    data = {f"data.{name}" for name in ("path", "cameras", "num_workers", "prefetch")}
+    data = {f"data.{name}" for name in ("path", "cameras", "num_workers", "workers", "prefetch")}
     assert offered("eval", capsys) == evaluated | data
     summarised = offered("model summary", capsys)
     assert {"model.dynamics.num_layers", "render.mlp_width", "train.batch_size"} <= summarised

@@ -91,7 +91,8 @@ def test_every_key_is_explained() -> None:
 
 def test_what_may_change_stands_at_the_field() -> None:
     assert list(free_keys(Config, "evaluation")) == [
-        *("data.path", "data.cameras", "data.num_workers", "data.prefetch", "eval")
+        *("data.path", "data.cameras", "data.num_workers", "data.workers", "data.prefetch"),
+        "eval",
     ]
     free = {entry.key for entry in entries(Config()) if "resume" in entry.free}
     assert {"data.path", "train.num_steps", "train.log_every", "eval.num_steps"} <= free

@@ -88,7 +88,7 @@ class Listed(Dataset):
     """A data set of which only lengths and splits exist, and whose robot never moves."""
 
     def __init__(self, lengths, splits, robot):
-        self.path = "data/listed"
+        self.path = self.title = "data/listed"
         self.episodes = tuple(
             EpisodeInfo(n, length, "push", split)
             for n, (length, split) in enumerate(zip(lengths, splits, strict=True))

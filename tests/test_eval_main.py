@@ -315,7 +315,7 @@ class Listed(Dataset):
     """A data set of which only lengths and splits exist."""
 
     def __init__(self, lengths, splits):
-        self.path = "data/listed"
+        self.path = self.title = "data/listed"
         self.episodes = tuple(
             EpisodeInfo(n, length, "push", split)
             for n, (length, split) in enumerate(zip(lengths, splits, strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hdvpd.__main__ import main
-from hdvpd.data import store, writer
+from hdvpd.data import metadata, writer
 from hdvpd.data.importers import driver
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.store import Dataset
@@ -113,7 +113,7 @@ def test_step_and_rate_decide_which_frames_are_taken(out):
     assert dataset.rate_hz == 1.0
     np.testing.assert_allclose(dataset.read(0, "time_s"), [0.0, 1.0, 2.0])
     np.testing.assert_array_equal(rgb(dataset), SCENES[0].views[VIEW].rgb[::2])
-    meta = store.read_json(writer.episode_folder(out, 0) / "episode.json")
+    meta = metadata.read_json(writer.episode_folder(out, 0) / "episode.json")
     assert meta["source_frames"] == [0, 2, 4]
 
 
@@ -172,7 +172,7 @@ def test_skip_bad_decides_whether_a_bad_episode_ends_the_import(out, capsys):
         Dataset(out)
     dataset = imported("robomimic", source, "--skip-bad")
     assert [episode.number for episode in dataset.episodes] == [0, 2]
-    (listed,) = store.read_json(out / driver.QUARANTINE)["episodes"]
+    (listed,) = metadata.read_json(out / driver.QUARANTINE)["episodes"]
     assert (listed["number"], listed["name"]) == (1, "demo_1")
     assert "episode demo_1, frame 4: joint_positions: a value is NaN" in listed["reason"]
 

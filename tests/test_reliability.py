@@ -169,8 +169,13 @@ HANGING = """
 import sys, threading
 from hdvpd.data import loader
 loader._CLOSING_S = 0.1
-readers = loader._Readers(1)
-readers.submit(lambda: threading.Event().wait())
+class Hanging:
+    def read(self, windows):
+        threading.Event().wait()
+    def close(self):
+        pass
+readers = loader._Readers(1, Hanging)
+readers.submit([])
 readers.close()
 sys.exit(3)
 """

@@ -25,7 +25,7 @@ from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
 from hdvpd.config.variants import Variant, list_variants
-from hdvpd.data.store import Dataset
+from hdvpd.data.mixture import open_dataset
 from hdvpd.errors import UserError
 from hdvpd.eval import prepare
 from hdvpd.evaluation.comparison import (
@@ -169,7 +169,7 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
       UserError: a run in the folder was made otherwise than asked for.
       SystemExit: after a signal, with everything saved.
     """
-    dataset = Dataset(runs[0].config.data.path).identity()
+    dataset = open_dataset(runs[0].config.data).identity()
     steps: dict[str, TrainStep] = {}
     for number, run in enumerate(runs, 1):
         finished = is_finished(run, dataset)
@@ -286,9 +286,9 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
 def describe(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Say what a comparison was made from."""
     config = runs[0].config
-    train, model = config.train, config.model
+    train, model, dataset = config.train, config.model, open_dataset(config.data)
     return {
-        "data set": f"{config.data.path} ({Dataset(config.data.path).identity()}), images "
+        "data set": f"{dataset.title} ({dataset.identity()}), images "
         f"{config.data.height}\u00d7{config.data.width} px",
         "training": f"{train.num_steps} steps, batch size {train.batch_size}, horizon "
         f"{train.horizon}, {train.num_rays} rays",

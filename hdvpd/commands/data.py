@@ -173,19 +173,42 @@ class AddRobot(AbstractCommand):
 
 @dataclass(frozen=True)
 class Inspect(AbstractCommand):
-    """Print what a data set holds and write a contact sheet of its images.
+    """Print what data sets hold and write a contact sheet of the images of each.
 
     Example: hdvpd data inspect data/robot
+    """
+
+    path: tyro.conf.Positional[Annotated[tuple[str, ...], optional("DIR")]]
+    """Folder of the data set, or its address: gs://, s3://, https://. Of several, all."""
+    out: Annotated[Path | None, optional("DIR")] = None
+    """Folder of the contact sheet, of several data sets a folder in it for each; by default the
+    data set itself, or the current folder if that is remote."""
+
+    def run(self) -> None:
+        """Inspect."""
+        from hdvpd.data.inspect import inspect_all
+
+        inspect_all(self.path, self.out)
+
+
+@dataclass(frozen=True)
+class Index(AbstractCommand):
+    """List the episodes of a local data set in one file, before it is put into a remote store.
+
+    Example: hdvpd data index data/robot
     """
 
     path: tyro.conf.Positional[Folder]
     """Folder of the data set."""
 
     def run(self) -> None:
-        """Inspect."""
-        from hdvpd.data.inspect import inspect as inspect_dataset
+        """Write the index."""
+        from hdvpd.data.metadata import INDEX, write_index
+        from hdvpd.data.store import Dataset
 
-        inspect_dataset(self.path)
+        dataset = Dataset(self.path)  # says what is wrong with one that is damaged
+        count = write_index(dataset.path)
+        print(f"{self.path / INDEX} lists {count} episodes; upload it with all other files.")
 
 
 @dataclass(frozen=True)
@@ -220,7 +243,10 @@ class Check(_Look):
 
         from hdvpd.data.calibration.check import check
         from hdvpd.data.calibration.report import print_report, write_report
+        from hdvpd.data.remote import require_local
 
+        if self.out is None:
+            require_local(self.path)
         report = check(self.path, episodes=self.episodes, frames=self.frames, backend=self.search)
         page = write_report(report, self.out or self.path / "check")
         print_report(report, rich.console.Console())

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from hdvpd.config import Config
@@ -260,6 +261,9 @@ def nearest_key(name: str) -> str | None:
 def _checked(kind: Any, value: Any, found: str) -> Any:
     """Return the value as the schema's type, or raise a UserError that starts with `found`."""
     kind = plain_type(kind)
+    if isinstance(kind, UnionType):  # of a text and a list of texts
+        listed = isinstance(value, list | tuple)
+        kind = next(k for k in get_args(kind) if (get_origin(k) is tuple) == listed)
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         return tuple(_checked(get_args(kind)[0], item, found) for item in value)
     if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):

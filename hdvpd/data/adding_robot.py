@@ -9,6 +9,7 @@ from hdvpd.data import writer
 from hdvpd.data.arrays import JOINT_POSITIONS, LINKS
 from hdvpd.data.importers.robot_model import Joint, RobotModel, read_robot_file
 from hdvpd.data.importers.sidecar import read_sidecar
+from hdvpd.data.remote import require_local
 from hdvpd.data.robot import ROBOT_FILE, Robot, describe_robot, read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -33,6 +34,7 @@ def add_robot(path: Path, robot: Path | None, calibration: Path | None = None) -
     Raises:
       UserError: the model does not fit the data; nothing is written then.
     """
+    require_local(path)
     dataset = Dataset(path)
     if robot is None:
         description, report = _simulated(dataset), ()

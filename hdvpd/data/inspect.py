@@ -11,9 +11,13 @@ import numpy as np
 import rich.console
 import rich.table
 
+from hdvpd.config import DataConfig
 from hdvpd.data import checks, schema
+from hdvpd.data.mixture import require_fit
+from hdvpd.data.remote import RemotePath, locate
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
+from hdvpd.errors import UserError
 from hdvpd.reporting import files
 from hdvpd.types import Float, UInt8
 
@@ -22,14 +26,18 @@ SHEET_COLUMNS = 6
 SHEET_EPISODES = 4
 
 
-def inspect(path: str | Path) -> Path:
+def inspect(path: str | Path, out: Path | None = None) -> Path:
     """Print what a data set holds, write its contact sheet and return the sheet's path.
 
     Every array of every episode is opened and its shape and type checked; the images that are
     shown are read.
 
+    Args:
+      path: of the data set, or its address.
+      out: folder of the sheet; by default the data set's, or the current one if that is remote.
+
     Raises:
-      UserError: the data set is missing or damaged.
+      UserError: the data set is missing or damaged, or its store does not answer.
     """
     dataset = Dataset(path)
     dataset.check_arrays()
@@ -42,12 +50,42 @@ def inspect(path: str | Path) -> Path:
     picture = contact_sheet(dataset, chosen)
     for table in (_overview(dataset), _camera_table(dataset, depths), _episode_table(dataset)):
         console.print(table)
-    sheet = dataset.path / SHEET_NAME
+    remote = isinstance(dataset.path, RemotePath)
+    sheet = (out or (Path() if remote else dataset.path)) / SHEET_NAME
     remedy = "Free space, or copy the data set to a folder that you may write to."
     with files.explain_write_errors(sheet, remedy):
+        sheet.parent.mkdir(parents=True, exist_ok=True)
         files.replace(sheet, iio.imwrite("<bytes>", picture, extension=".png"))
     console.print(f"Contact sheet: {sheet} (rows: {_rows_of_sheet(dataset, chosen)})")
     return sheet
+
+
+def inspect_all(paths: Sequence[str], out: Path | None = None) -> None:
+    """Inspect one data set or several, and say of several whether a training can mix them.
+
+    Args:
+      paths: of the data sets, or their addresses.
+      out: as of `inspect`; of several, every data set has a folder in it.
+
+    Raises:
+      UserError: one is missing or damaged, or none is named.
+    """
+    if not paths:
+        raise UserError("Name the folder of a data set, or its address.")
+    if len(paths) == 1:
+        inspect(paths[0], out)
+        return
+    for number, path in enumerate(paths):
+        place = locate(path)
+        remote = isinstance(place, RemotePath)
+        folder = (out or Path()) / f"{number + 1}-{place.name}" if out or remote else None
+        inspect(path, folder)
+    try:
+        require_fit([Dataset(path) for path in paths], DataConfig(path=tuple(paths)))
+    except UserError as error:
+        print(f"Not to be mixed in one training as they are. {error}")
+    else:
+        print("A training can mix them: --data.path " + " ".join(paths))
 
 
 def contact_sheet(
@@ -105,13 +143,16 @@ def _overview(dataset: Dataset) -> rich.table.Table:
     source: Mapping[str, Any] = info.raw.get("source", {})
     lengths = [e.length for e in dataset.episodes]
     frames = sorted({min(lengths), max(lengths)})
-    size = sum(f.stat().st_size for f in dataset.path.rglob("*") if f.is_file())
+    size = "not looked up: it lies in a remote store"
+    if not isinstance(dataset.path, RemotePath):
+        stored = sum(f.stat().st_size for f in dataset.path.rglob("*") if f.is_file())
+        size = f"{stored / 1e6:.1f} MB"
     table = rich.table.Table(title=str(dataset.path), show_header=False)
     rows = {
         "identity": dataset.identity(),
         "episodes": f"{len(lengths)}, of {' to '.join(map(str, frames))} frames",
         "rate": f"{info.rate_hz:g} Hz",
-        "size on disk": f"{size / 1e6:.1f} MB",
+        "size on disk": size,
         "licence": info.licence,
         "robot": f"{info.robot.name}: {len(info.robot.joints)} joints, {len(info.robot.links)} "
         f"links, {info.robot.skeleton.num_points} kinematic points",

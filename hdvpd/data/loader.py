@@ -1,8 +1,9 @@
-"""Batches read ahead of the training step by threads.
+"""Batches read ahead of the training step by threads or processes.
 
 Which windows a step gets is decided by `WindowIndex.sample(seed, step)`, and every batch is read
-by one thread from start to end, so neither order nor content depends on the number of threads.
-Reading decodes outside the interpreter lock, which is why threads are enough. A disk that does not
+by one worker from start to end, so neither order nor content depends on their number or kind.
+Threads decode outside the interpreter lock, which is enough for some cores; for more, every thread
+can hand its work to a process of its own (`hdvpd.data.reading_process`). A disk that does not
 answer ends the wait for it after `data.patience_s`, with a message, instead of hanging for ever.
 """
 
@@ -12,14 +13,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from hdvpd.config import DataConfig
+from hdvpd.data.reading_process import ReadingProcess
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import WindowIndex, read_window, stack_windows
+from hdvpd.data.windows import WindowIndex, describe_windows, read_window, stack_windows
 from hdvpd.errors import UserError
 from hdvpd.types import Batch
+
+Windows = Sequence[tuple[int, int]]
 
 _REMINDER_S = 30.0
 _CLOSING_S = 10.0
@@ -49,7 +53,7 @@ class Loader:
         Args:
           dataset: to read from.
           index: windows to draw from.
-          data_config: cameras, image size, threads and batches read ahead.
+          data_config: cameras, image size, workers and batches read ahead.
           batch_size: windows per batch.
           seed: of the order.
           start_step: first step; a resumed run gives the step it stopped before.
@@ -59,7 +63,12 @@ class Loader:
         self._dataset, self._index, self._config = dataset, index, data_config
         self._batch_size, self._seed, self._next_step = batch_size, seed, start_step
         self._part = part
-        self._readers = _Readers(data_config.num_workers)
+        self._readers = _Readers(
+            data_config.num_workers,
+            (lambda: ReadingProcess(dataset, index.length, data_config))
+            if data_config.workers == "processes"
+            else (lambda: _ThisProcess(dataset, index.length, data_config)),
+        )
         self._ahead: collections.deque[tuple[int, concurrent.futures.Future[Batch]]] = (
             collections.deque()
         )
@@ -78,7 +87,7 @@ class Loader:
 
         Raises:
           UserError: what is stored is damaged; raised at the step that needs it. Or it could not
-            be read for `data.patience_s`.
+            be read for `data.patience_s`, or a process that reads is gone.
           StopIteration: the loader is closed.
         """
         if not self._ahead:
@@ -95,7 +104,7 @@ class Loader:
         return step, batch
 
     def close(self) -> None:
-        """Stop reading and end the threads; may be called twice."""
+        """Stop reading and end the workers; may be called twice."""
         self._ahead.clear()
         self._readers.close()
 
@@ -116,7 +125,10 @@ class Loader:
     def _submit(self) -> None:
         step = self._next_step
         self._next_step += 1
-        self._ahead.append((step, self._readers.submit(lambda: self._read(step))))
+        self._ahead.append((step, self._readers.submit(self._windows(step))))
+
+    def _windows(self, step: int) -> Windows:
+        return self._index.sample(self._seed, step, self._batch_size)[self._part]
 
     def _wait(self, step: int, future: "concurrent.futures.Future[Batch]") -> Batch:
         """Wait for a batch, saying so now and then, and not for ever."""
@@ -128,47 +140,58 @@ class Loader:
             except TimeoutError:
                 if future.done():  # raised by the reading itself
                     raise
-            windows = self._index.sample(self._seed, step, self._batch_size)[self._part]
-            read = ", ".join(f"episode {episode} from frame {start}" for episode, start in windows)
+            windows = [self._dataset.window_id(*window) for window in self._windows(step)]
+            read = describe_windows(windows)
             waited = time.monotonic() - begin
             if waited >= self._config.patience_s:
                 raise UserError(
-                    f"The data of step {step + 1} ({read} of {self._dataset.path}) were not read "
+                    f"The data of step {step + 1} ({read} of {self._dataset.title}) were not read "
                     f"within data.patience_s = {self._config.patience_s:g} s. Look whether the "
                     "disk or the network answers; everything saved is intact, and --resume "
                     "continues."
                 )
             logging.getLogger("hdvpd").warning(
                 "waiting for the data of step %d for %.0f s: %s of %s",
-                step + 1, waited, read, self._dataset.path,
+                step + 1, waited, read, self._dataset.title,
             )  # fmt: skip
 
-    def _read(self, step: int) -> Batch:
-        windows = self._index.sample(self._seed, step, self._batch_size)[self._part]
-        length = self._index.length
+
+class _ThisProcess:
+    """Reads in the thread that asks."""
+
+    def __init__(self, dataset: Dataset, length: int, data_config: DataConfig) -> None:
+        self._dataset, self._length, self._config = dataset, length, data_config
+
+    def read(self, windows: Windows) -> Batch:
         return stack_windows(
-            [read_window(self._dataset, e, s, length, self._config) for e, s in windows]
+            [read_window(self._dataset, e, s, self._length, self._config) for e, s in windows]
         )
+
+    def close(self) -> None:
+        """Leave the thread to end by itself."""
 
 
 class _Readers:
     """Threads that read; unlike those of an executor, one that hangs lets the process end."""
 
-    def __init__(self, count: int) -> None:
-        self._todo: queue.SimpleQueue[
-            tuple[concurrent.futures.Future[Batch], Callable[[], Batch]] | None
-        ] = queue.SimpleQueue()
+    def __init__(self, count: int, make: Callable[[], _ThisProcess | ReadingProcess]) -> None:
+        self._todo: queue.SimpleQueue[tuple[concurrent.futures.Future[Batch], Windows] | None] = (
+            queue.SimpleQueue()
+        )
         self._closed = False
+        self._readers = [make() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._work, daemon=True, name=f"hdvpd-loader-{number}")
-            for number in range(count)
+            threading.Thread(
+                target=self._work, args=(reader,), daemon=True, name=f"hdvpd-loader-{number}"
+            )
+            for number, reader in enumerate(self._readers)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, read: Callable[[], Batch]) -> "concurrent.futures.Future[Batch]":
+    def submit(self, windows: Windows) -> "concurrent.futures.Future[Batch]":
         future: concurrent.futures.Future[Batch] = concurrent.futures.Future()
-        self._todo.put((future, read))
+        self._todo.put((future, windows))
         return future
 
     def close(self) -> None:
@@ -178,16 +201,18 @@ class _Readers:
         self._closed = True
         for _ in self._threads:
             self._todo.put(None)
+        for reader in self._readers:
+            reader.close()
         deadline = time.monotonic() + _CLOSING_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
-    def _work(self) -> None:
+    def _work(self, reader: _ThisProcess | ReadingProcess) -> None:
         while (task := self._todo.get()) is not None:
             if self._closed:
                 continue
-            future, read = task
+            future, windows = task
             try:
-                future.set_result(read())
+                future.set_result(reader.read(windows))
             except BaseException as error:
                 future.set_exception(error)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, camera_array
+from hdvpd.data.remote import RemotePath, locate
 from hdvpd.data.robot import Robot, read_robot
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
@@ -49,9 +50,12 @@ class Setup:
 def describe_setup(dataset: Dataset) -> dict[str, Any]:
     """Collect what `read_setup` reads from a data set.
 
+    Of a mixture, the first data set is described.
+
     Raises:
       UserError: an array or the robot model is damaged.
     """
+    dataset = dataset.sources[0]
     train = dataset.split("train") or dataset.episodes
     robot = read_robot(dataset.path)
     cameras = {}
@@ -72,10 +76,12 @@ def describe_setup(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def find_setup(folder: Path, data_path: str) -> Setup | None:
+def find_setup(folder: Path, data_path: str | Path) -> Setup | None:
     """Read the setup of a run, or make it from the run's data set, if that is at hand.
 
     A setup without a robot model is made anew: `hdvpd data robot` may have added one since.
+
+    `data_path` is that of the training, the first where several data sets are mixed.
 
     Raises:
       UserError: what is there is damaged.
@@ -83,7 +89,9 @@ def find_setup(folder: Path, data_path: str) -> Setup | None:
     setup = read_setup(folder)
     if setup is not None and setup.robot is not None:
         return setup
-    file = Path(data_path) / "dataset.json"
+    if setup is not None and isinstance(locate(data_path), RemotePath):
+        return setup  # using a model needs no network
+    file = locate(data_path) / "dataset.json"
     return parse_setup(describe_setup(Dataset(data_path)), file) if file.is_file() else setup
 
 

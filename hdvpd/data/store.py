@@ -3,9 +3,10 @@
 A `Dataset` knows its cameras, robot and episodes from the JSON files; arrays are opened when they
 are asked for, and the latest thousands are kept open: opening is a fifth of the time of reading a
 window, and an open array holds its description but no file. Every fault becomes one `UserError`
-that names file, episode and frame.
+that names file, episode and frame. The folder may be one in a remote store (`hdvpd.data.remote`).
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -18,21 +19,23 @@ import numpy as np
 import tensorstore
 
 from hdvpd.config import DataConfig, SceneSpec
-from hdvpd.data import arrays, schema, writer
+from hdvpd.data import arrays, remote, schema, writer
 from hdvpd.data.corrections import Corrections, read_corrections
+from hdvpd.data.metadata import episode_files, read_json
 from hdvpd.data.schema import EpisodeInfo
-from hdvpd.data.writer import episode_folder, finished_episodes
+from hdvpd.data.writer import episode_folder
 from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
 
 _OPEN_ARRAYS = 4096
+_OPENED_AT_ONCE = 16
 
 
 class Dataset:
     """An opened native data set.
 
     Attributes:
-      path: its folder.
+      path: its folder, or its place in a remote store.
+      title: names it in messages.
       info: the checked dataset.json, with corrected units of depth.
       episodes: every finished episode, by ascending number.
       corrections: that are applied to everything that is read.
@@ -42,15 +45,18 @@ class Dataset:
         """Read dataset.json and every episode.json.
 
         Args:
-          path: the folder.
+          path: the folder, or the address of a remote one.
           corrections: to apply; None takes `corrections.json` if there is one.
 
         Raises:
           UserError: it does not exist, is no data set, holds no episode or is damaged.
         """
-        self.path = Path(path)
+        self.path = remote.locate(path)
+        self.title = str(self.path)
         file = self.path / "dataset.json"
         if not file.is_file():
+            if isinstance(self.path, remote.RemotePath):
+                raise remote.missing_dataset(self.path)
             raise UserError(
                 f"There is no data set at {self.path} ({file.name} is missing). Simulate one with "
                 f"`hdvpd data simulate --out {self.path}`, or name another folder with --data.path."
@@ -65,14 +71,46 @@ class Dataset:
         self._stored = schema.parse_dataset(read_json(file), file)
         self.corrections = read_corrections(self.path) if corrections is None else corrections
         self.info = _with_units(self._stored, self.corrections)
-        self.episodes = tuple(self._read_episode(n) for n in finished_episodes(self.path))
+        self.episodes = tuple(
+            schema.parse_episode(raw, number, file)
+            for number, file, raw in episode_files(self.path)
+        )
         if not self.episodes:
             raise UserError(
                 f"The data set {self.path} holds no finished episode. Run the `hdvpd data "
                 "simulate` command that began it again; it continues where it stopped."
             )
         self._by_number = {episode.number: episode for episode in self.episodes}
+        self._keep_open()
+
+    def _keep_open(self) -> None:
         self._opened = functools.lru_cache(_OPEN_ARRAYS)(self._open_array)
+        self._found = functools.lru_cache(_OPEN_ARRAYS)(self._find_array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is open: another process opens its own."""
+        return {k: v for k, v in vars(self).items() if k not in ("_opened", "_found")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._keep_open()
+
+    @property
+    def sources(self) -> tuple["Dataset", ...]:
+        """The data sets it is made of: itself, unless it is a mixture."""
+        return (self,)
+
+    def source_of(self, number: int) -> tuple["Dataset", int]:
+        """Return the data set that holds an episode, and the episode's number there."""
+        return self, number
+
+    def episode_title(self, number: int) -> str:
+        """Return what a message says of an episode after the word."""
+        return str(number)
+
+    def window_id(self, episode: int, start: int) -> tuple[int | str, ...]:
+        """Return what a log says of a window: its episode and first frame."""
+        return episode, start
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -133,7 +171,7 @@ class Dataset:
         """
         if number not in self._by_number:
             raise UserError(
-                f"The data set {self.path} has no episode {number}; it has "
+                f"The data set {self.title} has no episode {number}; it has "
                 f"{self.episodes[0].number} to {self.episodes[-1].number}."
             )
         return self._by_number[number]
@@ -165,10 +203,15 @@ class Dataset:
         Raises:
           UserError: one is missing, or not what it should be.
         """
-        for episode in self.episodes:
+
+        def check(episode: EpisodeInfo) -> None:
             for name in arrays.names_of(self.info):
                 if not arrays.spec_of(name).optional or self.has_array(episode.number, name):
                     self.open_array(episode.number, name)
+
+        with concurrent.futures.ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+            for _ in pool.map(check, self.episodes):
+                pass
 
     def open_array(self, number: int, name: str) -> tensorstore.TensorStore:
         """Open one array of an episode, not reading it, and check what it claims to be.
@@ -182,13 +225,15 @@ class Dataset:
         file = episode_folder(self.path, number) / name
         spec = {
             "driver": "zarr3",
-            "kvstore": {"driver": "file", "path": str(file)},
+            "kvstore": remote.kvstore(file),
             # By default a missing shard would read as zeros.
             "fill_missing_data_reads": False,
         }
         try:
             array = tensorstore.open(spec, open=True, read=True).result()
         except ValueError as error:
+            if (unreachable := remote.explain(file, error)) is not None:
+                raise unreachable from error
             reason = "it is missing" if not file.exists() else str(error).split(" [", 1)[0]
             raise UserError(
                 f"{file}: array '{name}' of episode {number} cannot be opened: {reason}. Restore "
@@ -200,6 +245,11 @@ class Dataset:
 
     def has_array(self, number: int, name: str) -> bool:
         """Say whether an episode has an array; it may still be damaged."""
+        if isinstance(self.path, remote.RemotePath):
+            return self._found(number, name)  # every look is a request
+        return self._find_array(number, name)
+
+    def _find_array(self, number: int, name: str) -> bool:
         return (episode_folder(self.path, number) / name / "zarr.json").is_file()
 
     def read(
@@ -243,7 +293,9 @@ class Dataset:
             try:
                 values[name] = np.asarray(future.result())
             except ValueError as error:
-                raise self._damaged(number, name, views[name], error) from error
+                place = episode_folder(self.path, number) / name
+                unreachable = remote.explain(place, error)
+                raise unreachable or self._damaged(number, name, views[name], error) from error
         if self.corrections:
             for name in names:
                 values[name] = self._correct(number, name, values[name], start, length)
@@ -272,10 +324,6 @@ class Dataset:
         intrinsics = self.read(number, arrays.camera_array(camera, "intrinsics"), start, length)
         unit_m = self._stored.cameras[camera].depth_unit_m
         return correction.depth(values, intrinsics, unit_m)
-
-    def _read_episode(self, number: int) -> EpisodeInfo:
-        file = episode_folder(self.path, number) / "episode.json"
-        return schema.parse_episode(read_json(file), number, file)
 
     def _check(self, array: tensorstore.TensorStore, number: int, name: str, file: Path) -> None:
         shapes = arrays.shapes_of(name, self.info, self.episode(number).length)
@@ -349,21 +397,3 @@ def _first_damaged_frame(view: tensorstore.TensorStore) -> int | None:
 
 def _corner(values: tuple[float, ...]) -> tuple[float, float, float] | None:
     return (float(values[0]), float(values[1]), float(values[2])) if values else None
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file of a data set.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
-    try:
-        return sealed.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{file} is missing; restore it, or delete the folder {file.parent}."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{file} cannot be read ({error}); restore it from a copy, or write it again."
-        ) from error

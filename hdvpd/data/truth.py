@@ -117,6 +117,7 @@ def read_objects(
     """
     if not has_objects(dataset, episode):
         return None
+    dataset, episode = dataset.source_of(episode)
     listed = dataset.objects(dataset.episode(episode))
     poses = dataset.read(episode, OBJECTS, start, length).astype(np.float64)
     if poses.shape[1:] != (len(listed), 4, 4) or not np.isfinite(poses).all():

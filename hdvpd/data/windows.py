@@ -1,13 +1,12 @@
 """Windows: fixed numbers of frames cut from episodes, addressed by an index.
 
 A window is `(episode, start)`. Which windows a training step sees is a pure function of
-`(seed, step)`, so order does not depend on threads and a resumed run reads what an uninterrupted
+`(seed, step)`, so order does not depend on workers and a resumed run reads what an uninterrupted
 one would have read. Row f of a window is frame `start + f`; rows 0 and 1 are observed. The robot of
 a later row is where it was told to be: row t - 1 of the stored targets is commanded from frame
 t - 1 to frame t.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 
@@ -24,8 +23,9 @@ from hdvpd.data.arrays import (
     TARGET_LINKS,
     camera_array,
 )
+from hdvpd.data.draws import ROUND, Draws, split_round
 from hdvpd.data.pinhole import scale_intrinsics
-from hdvpd.data.schema import CameraInfo
+from hdvpd.data.schema import CameraInfo, EpisodeInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
 from hdvpd.errors import UserError
@@ -44,16 +44,21 @@ class WindowIndex:
       skipped: episodes of the split that are too short.
     """
 
-    def __init__(self, dataset: Dataset, split: str, length: int) -> None:
+    def __init__(
+        self, dataset: Dataset, split: str, length: int, weights: Sequence[float] = ()
+    ) -> None:
         """List the windows.
 
         Args:
           dataset: to read from.
           split: train, validation or test.
           length: frames per window, observed ones included.
+          weights: how often `sample` draws from each data set of a mixture, against the others;
+            none draws all windows equally often.
 
         Raises:
-          UserError: the split has no episode, or none that is long enough.
+          UserError: the split has no episode, or none that is long enough; or there is not one
+            weight per data set, or nothing to draw from where one has weight.
         """
         listed = dataset.split(split)
         if not listed:
@@ -61,7 +66,7 @@ class WindowIndex:
                 f"{name} {len(dataset.split(name))}" for name in ("train", "validation", "test")
             )
             raise UserError(
-                f"The data set {dataset.path} has no episode in split '{split}' (episodes: "
+                f"The data set {dataset.title} has no episode in split '{split}' (episodes: "
                 f"{counts}). Simulate more episodes: ten or more fill every split."
             )
         self.split, self.length = split, length
@@ -70,29 +75,33 @@ class WindowIndex:
         if not self.episodes:
             longest = max(listed, key=lambda e: e.length)
             raise UserError(
-                f"No episode of split '{split}' of {dataset.path} has the {length} frames a "
+                f"No episode of split '{split}' of {dataset.title} has the {length} frames a "
                 f"window needs ({OBSERVED_FRAMES} observed and {length - OBSERVED_FRAMES} "
                 f"predicted); the longest is episode {longest.number} with {longest.length}. "
                 f"Predict at most {max(longest.length - OBSERVED_FRAMES, 0)} steps, or simulate "
                 f"with --steps {length - 1} or more."
             )
         if self.skipped:
-            numbers = ", ".join(str(e.number) for e in self.skipped)
+            numbers = ", ".join(dataset.episode_title(e.number) for e in self.skipped)
             logging.getLogger("hdvpd").warning(
                 "%s: episodes %s of split '%s' are shorter than a window of %d frames and are "
-                "left out.", dataset.path, numbers, split, length
+                "left out.", dataset.title, numbers, split, length
             )  # fmt: skip
         self._ends = np.cumsum([e.length - length + 1 for e in self.episodes])
-        self._favoured, self._share = np.zeros(0, np.int64), 0.0
+        if weights:
+            self._draws = _share_out(dataset, self.episodes, length, weights)
+        else:
+            self._draws = Draws([len(self)])
 
     def favour(self, windows: Sequence[int], share: float) -> None:
         """Let `sample` draw a share of all windows from some of them.
 
         Args:
-          windows: numbers of windows, at least one.
+          windows: numbers of windows, at least one. Where a weighted data set has none, all of its
+            windows are drawn as before.
           share: of the windows that are drawn, from 0 to 1; the rest is drawn from all.
         """
-        self._favoured, self._share = np.array(windows, np.int64), share
+        self._draws.favour(windows, share)
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -112,22 +121,14 @@ class WindowIndex:
         Windows are visited in passes; every pass is a permutation of all windows that only seed
         and pass decide. So each draw is uniform over episodes and start frames, and nothing is
         repeated before everything has been seen. With a share of favoured windows (`favour`), every
-        so many-th draw is the next of their passes instead.
+        so many-th draw is the next of their passes instead. With weights, every data set has passes
+        of its own, and its part of every thousand draws, mixed at random.
 
         Returns:
           Windows; a pure function of the arguments.
         """
         positions = range(step * batch_size, (step + 1) * batch_size)
-        return [self._draw(seed, position) for position in positions]
-
-    def _draw(self, seed: int, position: int) -> tuple[int, int]:
-        favoured = int(position * self._share)  # among the draws before this one
-        if int((position + 1) * self._share) > favoured:
-            size = len(self._favoured)
-            chosen = _permutation(seed, favoured // size, size)[favoured % size]
-            return self[int(self._favoured[chosen])]
-        others = position - favoured
-        return self[int(_permutation(seed, others // len(self), len(self))[others % len(self)])]
+        return [self[self._draws(seed, position)] for position in positions]
 
     def spread(self, windows_per_episode: int) -> list[tuple[int, int]]:
         """Choose windows for evaluation, evenly spread from frame 0 of every episode.
@@ -146,9 +147,45 @@ class WindowIndex:
         return chosen
 
 
-@functools.lru_cache(maxsize=8)
-def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(size)
+def _share_out(
+    dataset: Dataset, episodes: Sequence[EpisodeInfo], length: int, weights: Sequence[float]
+) -> Draws:
+    """Give every data set of a mixture its part of the draws.
+
+    Raises:
+      UserError: there is not one weight per data set, or one has nothing to draw or no draw.
+    """
+    titles = [source.title for source in dataset.sources]
+    if len(weights) != len(titles):
+        raise UserError(
+            f"data.weights = {list(weights)} has {len(weights)} numbers, but data.path names "
+            f"{len(titles)} data sets ({', '.join(titles)}). Give one weight per data set, or none."
+        )
+    sizes = dict.fromkeys(titles, 0)
+    for episode in episodes:
+        source, _ = dataset.source_of(episode.number)
+        sizes[source.title] += episode.length - length + 1
+    quotas = split_round(weights)
+    for (title, size), quota in zip(sizes.items(), quotas, strict=True):
+        if not size:
+            raise UserError(
+                f"data.weights = {list(weights)} draws from {title}, which has no window of "
+                f"{length} frames. Leave it out of data.path."
+            )
+        if not quota:
+            raise UserError(
+                f"data.weights = {list(weights)} gives {title} less than one of {ROUND} windows. "
+                "Give it more, or leave it out of data.path."
+            )
+    return Draws(list(sizes.values()), quotas)
+
+
+def describe_windows(windows: Sequence[tuple[int | str, ...]]) -> str:
+    """Name windows in a message, by their `Dataset.window_id`."""
+    return ", ".join(
+        f"episode {episode}{''.join(f' of {title}' for title in of)} from frame {start}"
+        for *of, episode, start in windows
+    )
 
 
 def select_cameras(dataset: Dataset, data_config: DataConfig) -> tuple[str, ...]:
@@ -160,7 +197,7 @@ def select_cameras(dataset: Dataset, data_config: DataConfig) -> tuple[str, ...]
     for name in data_config.cameras:
         if name not in dataset.cameras:
             raise UserError(
-                f"data.cameras names {name!r}, which the data set {dataset.path} does not have; "
+                f"data.cameras names {name!r}, which the data set {dataset.title} does not have; "
                 f"it has {', '.join(dataset.cameras)}."
             )
     return data_config.cameras or dataset.cameras
@@ -184,7 +221,8 @@ def read_window(
     Raises:
       UserError: the window lies outside the episode, or what is stored is damaged or impossible.
     """
-    available = dataset.episode(episode).length
+    number, available = episode, dataset.episode(episode).length
+    dataset, episode = dataset.source_of(episode)
     if start < 0 or length < OBSERVED_FRAMES or start + length > available:
         raise UserError(
             f"Episode {episode} of {dataset.path} has frames 0 to {available - 1}; a window of "
@@ -206,7 +244,7 @@ def read_window(
     return Batch(
         frames=frames,
         robot=_read_robot(values, place, dataset.robot.skeleton),
-        episode=np.asarray(episode, np.int32),
+        episode=np.asarray(number, np.int32),
         start=np.asarray(start, np.int32),
     )
 
@@ -225,6 +263,7 @@ def read_robot(dataset: Dataset, episode: int, start: int, length: int) -> Robot
     Raises:
       UserError: what is stored is damaged or impossible.
     """
+    dataset, episode = dataset.source_of(episode)
     values = dataset.read_many(episode, _ROBOT_ARRAYS + _LINK_ARRAYS, start, length)
     return _read_robot(values, checks.Place(dataset.path, episode, start), dataset.robot.skeleton)
 

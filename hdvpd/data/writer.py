@@ -21,6 +21,7 @@ import numpy.typing as npt
 import tensorstore
 
 from hdvpd.data import arrays as declared
+from hdvpd.data.remote import require_local
 from hdvpd.errors import UserError
 from hdvpd.reporting import files, sealed
 
@@ -42,8 +43,9 @@ def make_dataset(path: Path) -> None:
     """Make the folder of a data set, where it is not there yet.
 
     Raises:
-      UserError: the disk is full or not writable.
+      UserError: the disk is full or not writable, or the path is of a remote store.
     """
+    require_local(path)
     with files.explain_write_errors(path, f"{FREE_SPACE}, or choose another --out."):
         (path / "episodes").mkdir(parents=True, exist_ok=True)
 
@@ -56,12 +58,13 @@ def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
 
     Raises:
       FolderInUseError: another process writes it.
-      UserError: it is a file, or the disk is full or not writable.
+      UserError: it is a file or in a remote store, or the disk is full or not writable.
     """
     refusal = (
         f"Another process is writing the data set {path}. Wait for it, stop it, or choose another "
         "--out."
     )
+    require_local(path)
     if path.is_file():
         raise UserError(f"{path} is a file; choose another --out, or remove it.")
     return files.locked(path / files.LOCK, refusal, f"{FREE_SPACE}, or choose another --out.")

@@ -112,7 +112,8 @@ def lend_plans(
     @functools.cache
     def points(episode: int, links: str) -> Float[np.ndarray, "f p 3"]:
         origins = dataset.read(episode, f"robot/{links}")[..., :3, 3]
-        return np.asarray(kinematic_points(origins, dataset.robot.skeleton))
+        source, _ = dataset.source_of(episode)
+        return np.asarray(kinematic_points(origins, source.robot.skeleton))
 
     def lend(episode: int, start: int) -> Loan:
         own = points(episode, "link_to_world")[start + OBSERVED_FRAMES - 1]
@@ -135,10 +136,13 @@ def _lenders(dataset: Dataset, episode: int, split: str, length: int) -> list[in
     same += [e for e in dataset.split(split) if e.number < episode]
     others = [e for s in ("test", "validation", "train") if s != split for e in dataset.split(s)]
     numbers = [e.number for e in (*same, *others) if e.length >= length]
+    # Of a mixture, the robot's own data set lends.
+    own, _ = dataset.source_of(episode)
+    numbers = [number for number in numbers if dataset.source_of(number)[0] is own]
     if not numbers:
         raise UserError(
             f"The shuffled-action control of episode {episode} needs the plan of another episode "
-            f"with at least {length} frames, and {dataset.path} has none. Ask for fewer --steps, "
+            f"with at least {length} frames, and {own.title} has none. Ask for fewer --steps, "
             "add an episode, or leave shuffled_actions out of --eval.controls."
         )
     return numbers[:_MAX_LENDERS]

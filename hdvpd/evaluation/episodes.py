@@ -83,7 +83,7 @@ def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]
     short = [e for e in dataset.split(SPLIT)[: settings.num_episodes or None] if e.length < length]
     if short and not settings.skip_short:
         raise UserError(
-            f"Held-out episode {short[0].number} of {dataset.path} has {short[0].length} frames, "
+            f"Held-out episode {short[0].number} of {dataset.title} has {short[0].length} frames, "
             f"but {settings.num_steps} rollout steps need {length} ({OBSERVED_FRAMES} observed). "
             f"Ask for --steps {short[0].length - OBSERVED_FRAMES} or less, leave such episodes "
             "out with --eval.skip-short, or record longer ones."
@@ -167,7 +167,8 @@ def evaluate_run(
     for i, window in enumerate(windows):
         task = dataset.episode(window.episode).task
         notice = "; compiling first" if i == 0 else ""
-        say(f"{name}: window {i + 1}/{len(windows)}, episode {window.episode} ({task}){notice}")
+        title = f"episode {dataset.episode_title(window.episode)}"
+        say(f"{name}: window {i + 1}/{len(windows)}, {title} ({task}){notice}")
         batch = read_window(dataset, window.episode, window.start, length, config.data)
         loan = window.loan
         result = evaluate_window(
@@ -180,8 +181,7 @@ def evaluate_run(
             objects=read_objects(dataset, window.episode, window.start, length),
         )
         if window.episode not in scored and len(clips) < config.eval.num_videos:
-            title = f"episode {window.episode}, {task}"
-            clip = make_clip(batch, result, cameras, title, dataset.rate_hz)
+            clip = make_clip(batch, result, cameras, f"{title}, {task}", dataset.rate_hz)
             clips.append((window.episode, clip))
         # Only numbers are kept: memory must not grow by every episode's pictures.
         scored.setdefault(window.episode, []).append(result.scores)

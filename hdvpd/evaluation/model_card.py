@@ -7,6 +7,7 @@ from typing import Any
 
 from hdvpd.config import Config
 from hdvpd.config.experiments import flatten
+from hdvpd.data.remote import locate
 from hdvpd.errors import UserError
 from hdvpd.evaluation.motion_tables import describe_motion, motion_table
 from hdvpd.evaluation.verdicts import average_table, explain_table
@@ -33,7 +34,7 @@ def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
       UserError: the run was not evaluated at this step.
     """
     summary = read_summary(run_dir / "eval" / "metrics.json", step)
-    dataset = _dataset(Path(config.data.path))
+    dataset = _dataset(locate(config.data.paths[0]))
     facts = {
         "data": f"`{dataset.get('source', {}).get('command', 'unknown')}`",
         "licence of the data": str(dataset.get("licence", "unknown")),
@@ -121,5 +122,5 @@ def _numbers(summary: Mapping[str, Any]) -> str:
 def _dataset(path: Path) -> Mapping[str, Any]:
     try:
         return json.loads((path / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, UserError):
         return {}

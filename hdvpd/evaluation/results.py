@@ -98,8 +98,10 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
     poses = f" ({', '.join(moving)}: pose as measured, also of predicted frames)" if moving else ""
     return {
         "checkpoint": f"step {run.checkpoint_step} of {config.train.num_steps}",
-        "data set": f"{config.data.path} ({run.frames['dataset']})",
-        "held-out episodes": ", ".join(map(str, evaluation.result.scores.episodes)),
+        "data set": f"{run.dataset.title} ({run.frames['dataset']})",
+        "held-out episodes": ", ".join(
+            run.dataset.episode_title(number) for number in evaluation.result.scores.episodes
+        ),
         "cameras": ", ".join(run.frames["cameras"]) + poses,
         "plan": f"{_PLANS.get(targets, targets)}, links from {run.dataset.links_source}",
         "images": f"{config.data.height}\u00d7{config.data.width} px",

@@ -64,14 +64,15 @@ class MetricsLog:
             self._file = path.open("a")
 
     def add(
-        self, step: int, metrics: Mapping[str, Any], windows: Sequence[tuple[int, int]] = ()
+        self, step: int, metrics: Mapping[str, Any], windows: Sequence[tuple[int | str, ...]] = ()
     ) -> None:
         """Take up one step's metrics; a skipped step is on disk at once, with what it had read.
 
         Args:
           step: steps done.
           metrics: scalars by name; `nonfinite` is 1 for a skipped step.
-          windows: episode and first frame of the windows of its batch.
+          windows: episode and first frame of the windows of its batch, after the data set where
+            several are mixed.
         """
         values = {name: _finite(value) for name, value in metrics.items()}
         self.window.append(values)

@@ -196,12 +196,20 @@ class RunFolder:
                     f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
                     f"{self.config_file}, or start a new run with another --name."
                 )
-        if saved_dataset != dataset:
+        then, now = saved_dataset.split("+"), dataset.split("+")
+        if len(then) != len(now):
             raise UserError(
-                f"{self.path} was trained on the data set with identity {saved_dataset}, but "
-                f"data.path = {config.data.path!r} has {dataset}: resuming continues a run "
-                "exactly. Point data.path at the same data, or start a new run with another --name."
+                f"{self.path} was trained on {len(then)} data sets, but data.path = "
+                f"{config.data.path!r} names {len(now)}: resuming continues a run exactly. Name "
+                "the same data sets in the same order, or start a new run with another --name."
             )
+        for was, found, path in zip(then, now, config.data.paths, strict=True):
+            if was != found:
+                raise UserError(
+                    f"{self.path} was trained on the data set with identity {was}, but "
+                    f"data.path = {path!r} has {found}: resuming continues a run exactly. Point "
+                    "data.path at the same data, or start a new run with another --name."
+                )
 
 
 def _names(runs_dir: Path) -> str:

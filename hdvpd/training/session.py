@@ -13,6 +13,7 @@ import hdvpd
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.setup import keep_setup
 from hdvpd.data.store import Dataset
+from hdvpd.data.windows import describe_windows
 from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore, Progress
 from hdvpd.training.metrics_log import MetricsLog, Record
@@ -24,7 +25,8 @@ from hdvpd.training.saving import BackgroundSaver, Saved
 from hdvpd.types import Batch
 
 Validate = Callable[[Any], Mapping[str, float] | None]
-Windows = Sequence[tuple[int, int]]
+Windows = Sequence[tuple[int | str, ...]]
+"""`Dataset.window_id` of all windows of a batch."""
 
 
 class Session:
@@ -232,7 +234,7 @@ class Session:
         if not skipped:
             return
         limit = self._config.train.max_nonfinite
-        read = ", ".join(f"episode {episode} from frame {start}" for episode, start in windows)
+        read = describe_windows(windows)
         self.report.say(f"step {self.step}: loss or gradient is not finite, step skipped ({read})")
         if in_row >= limit:
             self._report_saved(self._saver.finished(wait=True))

@@ -6,7 +6,6 @@ Nothing is computed and no array exists: the model is traced with shapes only.
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.members import member_names, with_member
-from hdvpd.data.store import Dataset
+from hdvpd.data.mixture import open_dataset
+from hdvpd.data.remote import locate
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.kernels.memory import main_memory
 from hdvpd.model import Model
@@ -166,13 +166,14 @@ def find_scene(config: Config) -> tuple[SceneSpec, int, str]:
     Returns:
       The scene, the number of cameras, and where both come from.
     """
-    if (Path(config.data.path) / "dataset.json").is_file():
-        dataset = Dataset(config.data.path)
+    title = " + ".join(config.data.paths)
+    if all((locate(path) / "dataset.json").is_file() for path in config.data.paths):
+        dataset = open_dataset(config.data)
         num_cameras = len(config.data.cameras or dataset.cameras)
-        return dataset.scene_spec(config.data), num_cameras, f"as in {config.data.path}"
+        return dataset.scene_spec(config.data), num_cameras, f"as in {title}"
     scene = SceneSpec(DEFAULT_ROBOT_POINTS, (-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
     num_cameras = len(config.data.cameras) or DEFAULT_CAMERAS
-    return scene, num_cameras, f"assumed: there is no data set at {config.data.path}"
+    return scene, num_cameras, f"assumed: there is no data set at {title}"
 
 
 def count_parameters(config: Config, scene: SceneSpec) -> dict[str, int]:

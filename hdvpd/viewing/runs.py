@@ -7,7 +7,7 @@ import numpy as np
 
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
-from hdvpd.data.store import Dataset
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, select_cameras
 from hdvpd.encoders.particles import white_targets
 from hdvpd.errors import UserError
@@ -61,7 +61,7 @@ class RunSource(ModelSource):
         if checkpoint_step is not None or self.newest() is not None or not self.in_training():
             self.world = load(self.folder, checkpoint_step)
         self.watched = checkpoint_step is None
-        self.dataset = Dataset(self.config.data.path)
+        self.dataset = open_dataset(self.config.data)
         self._length = OBSERVED_FRAMES + (steps or self.config.eval.num_steps)
         self._plans: tuple[np.ndarray | None, ...] = ()
         if episode is None and actions:
@@ -79,7 +79,8 @@ class RunSource(ModelSource):
 
     def _title(self, window: tuple[int, int], actions: Path | None) -> str:
         number, start = window
-        title = f"episode {number} from frame {start}, {self.dataset.episode(number).task}"
+        named, task = self.dataset.episode_title(number), self.dataset.episode(number).task
+        title = f"episode {named} from frame {start}, {task}"
         return title if actions is None else f"{title}: {actions.name}"
 
     def newest(self) -> int | None:
@@ -141,6 +142,7 @@ class RunSource(ModelSource):
         layers: dict[str, Layer], ssim: Float[np.ndarray, "t v"] | None = None,
     ) -> Recording:  # fmt: skip
         scene = self.dataset.scene_spec(self.config.data)
+        source, _ = self.dataset.source_of(self.episodes[index])
         return Recording(
             title=self.titles[index],
             rate_hz=self.dataset.rate_hz,
@@ -148,7 +150,7 @@ class RunSource(ModelSource):
             cameras=select_cameras(self.dataset, self.config.data),
             camera=camera,
             robot=np.asarray(robot, np.float32),
-            bones=bones(self.dataset.robot.skeleton),
+            bones=bones(source.robot.skeleton),
             workspace=(scene.workspace_min, scene.workspace_max),
             layers=layers,
             ssim=ssim,

@@ -105,8 +105,8 @@ class World:
         if self.setup is None or self.setup.robot is None:
             raise UserError(
                 f"The run {self.folder} has no robot model, so joint targets cannot become "
-                "kinematic points. Add one to its data set: hdvpd data robot "
-                f"{self.config.data.path} --robot FILE (a URDF or MJCF); the run finds it there."
+                "kinematic points. Add one to its data set, and the run finds it there: hdvpd data "
+                f"robot {self.config.data.paths[0]} --robot FILE (a URDF or MJCF)."
             )
         return self.setup.robot
 
@@ -384,7 +384,7 @@ def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> N
     length = dataset.episode(episode).length
     if start < 0 or steps < 1 or start + OBSERVED_FRAMES + steps > length:
         raise UserError(
-            f"Episode {episode} of {dataset.path} has {length} frames: from frame {start}, "
+            f"Episode {episode} of {dataset.title} has {length} frames: from frame {start}, "
             f"{OBSERVED_FRAMES} observed and {steps} predicted steps do not fit. Ask for at most "
             f"{max(length - start - OBSERVED_FRAMES, 0)} steps, or an earlier start."
         )

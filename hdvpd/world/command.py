@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.reporting import files
@@ -54,7 +55,7 @@ def roll_out(
     """
     with only_writer(out):
         world = load(run, checkpoint_step)
-        dataset = Dataset(data or world.config.data.path)
+        dataset = Dataset(data) if data else open_dataset(world.config.data)
         # What may be refused comes before what takes long.
         orders = [
             _order(world, dataset, source, (episode, start), steps)
@@ -68,7 +69,7 @@ def roll_out(
         about = {
             "run": str(world.folder.resolve()),
             "checkpoint": world.step,
-            "data": str(dataset.path),
+            "data": dataset.title,
             "episode": episode,
             "start": start,
             "rate_hz": dataset.rate_hz,

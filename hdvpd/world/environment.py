@@ -68,7 +68,9 @@ class WorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             )
         self._episodes = [e.number for e in self._dataset.split(split) if e.length >= 2]
         if not self._episodes:
-            raise UserError(f"The data set {self._dataset.path} has no episode in split {split!r}.")
+            raise UserError(
+                f"The data set {self._dataset.title} has no episode in split {split!r}."
+            )
         self._horizon, self._reward, self._done = horizon, reward, done
         self.render_mode = render_mode
         height, width = world.size

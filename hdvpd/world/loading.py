@@ -26,7 +26,7 @@ def load(run: str | Path = "runs/demo", step: int | None = None) -> World:
     """
     (folder,) = find_runs([Path(run)]).values()
     model, config, scene, step = load_model(folder, step)
-    setup = find_setup(folder, config.data.path)
+    setup = find_setup(folder, config.data.paths[0])
     return World(model, config, scene, step, folder, setup)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.data import store, writer
+from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.estimate import describe_change
@@ -19,6 +19,7 @@ from hdvpd.data.calibration.robot_fit import describe_robot_fit
 from hdvpd.data.calibration.views import Moment, View
 from hdvpd.data.calibration.wording import alternatives
 from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections, Flip
+from hdvpd.data.remote import require_local
 from hdvpd.errors import UserError
 from hdvpd.reporting import files
 
@@ -60,6 +61,7 @@ def calibrate(
       UserError: the data set is damaged, or `out` is in use.
     """
     path = Path(path)
+    require_local(path)
     if out is not None and out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder for the corrected copy.")
     options = {"episodes": episodes, "frames": frames, "backend": backend}
@@ -214,7 +216,7 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
         for episode in source.episodes:
             folder = writer.episode_folder(path, episode.number)
             names = [str(f.parent.relative_to(folder)) for f in folder.rglob("zarr.json")]
-            meta = store.read_json(folder / "episode.json")
+            meta = metadata.read_json(folder / "episode.json")
             writer.write_episode(out, episode.number, meta, source.read_many(episode.number, names))
         for extra in ("quarantine.json",):
             if (path / extra).exists():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import rich.console
 
-from hdvpd.data import episode_pool, schema, store, writer
+from hdvpd.data import episode_pool, metadata, schema, store, writer
 from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.importers import base, conversions, describe, readings, source_class
@@ -127,7 +127,7 @@ class _Import:
         """Write dataset.json from the first good episode, or check the one that is there."""
         file = self._job.out / "dataset.json"
         if file.is_file():
-            found = store.read_json(file)
+            found = metadata.read_json(file)
             schema.parse_dataset(found, file)
             self._read_poses_as(readings.recorded(self._source, found))
             describe.require_same(

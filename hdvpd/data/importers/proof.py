@@ -6,7 +6,7 @@ from typing import Any
 
 import rich.console
 
-from hdvpd.data import store, writer
+from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.estimate import describe_fit
 from hdvpd.data.calibration.report import print_report, write_report
@@ -45,7 +45,7 @@ def prove(path: Path) -> None:
 
 def _record(report: Report) -> None:
     file = report.path / "dataset.json"
-    description: dict[str, Any] = store.read_json(file)
+    description: dict[str, Any] = metadata.read_json(file)
     found = report.found
     mistakes = found.diagnosis.mistakes if found.diagnosis else ()
     description["source"]["calibration"] = {

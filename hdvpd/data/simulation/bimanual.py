@@ -15,7 +15,7 @@ import numpy as np
 import rich.console
 
 import hdvpd
-from hdvpd.data import episode_pool, schema, store, writer
+from hdvpd.data import episode_pool, metadata, schema, store, writer
 from hdvpd.data.importers.robot_model import kinematics_only
 from hdvpd.data.robot import ROBOT_FILE, describe_robot
 from hdvpd.data.simulation import scene
@@ -169,7 +169,7 @@ def _begin(job: _Job, *, complete: bool) -> None:
     file = job.out / "dataset.json"
     wanted = _describe(job)
     if file.is_file():
-        found = store.read_json(file)
+        found = metadata.read_json(file)
         _require_same(found, wanted, file, complete=complete)
         if not (job.out / ROBOT_FILE).is_file():
             writer.write_json(job.out / ROBOT_FILE, robot())
