@@ -1,0 +1,522 @@
+"""How far a training step, a rollout step and an image are from what this machine could do.
+
+Of every part: the operations and bytes that its mathematics needs (`counts.py`), the time that
+follows from the machine's rate of matrix products and its copy bandwidth, both measured in this
+run, the time measured, and their ratio. Rates: the best of float32 products of 512, 1,024 and
+2,048 rows and columns, and of a copy of 128 MiB, which no cache holds. A part takes at least the
+longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
+counted for what an implementation adds: what is computed again by rematerialisation, padding, what
+is written between layers. Parts are measured alone, in the order in which they run; what of a
+whole is not in its parts is its last row. Samples out of reach of all particles are searched for
+and nothing else.
+
+`paper` runs with one window and one predicted step, rematerialised as in its configuration.
+
+Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--out DIR] [--train.remat] ...
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import counts
+import jax
+import jax.numpy as jnp
+import optax
+from counts import Need
+from flax import nnx
+from timing import analytic_batch, best_of
+
+from hdvpd.commands.flags import read_flags
+from hdvpd.config import Config
+from hdvpd.config.experiments import load_config
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import WindowIndex, read_window, stack_windows
+from hdvpd.dynamics.contact import NUM_POINTS
+from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.encoders.particles import subsample, visible_points
+from hdvpd.geometry import pixel_rays
+from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.kernels.neighbors import Neighbors, knn
+from hdvpd.model import Model, render_image
+from hdvpd.render.compositing import composite
+from hdvpd.render.interpolation import annular_features
+from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
+from hdvpd.render.renderer import support
+from hdvpd.render.surface import light_stopped
+from hdvpd.training.optimizer import create_optimizer
+from hdvpd.training.step import create_train_state, make_train_step, merge_model
+from hdvpd.types import Batch, ParticleCloud, Rays, RobotPoints
+
+SMALLER = {"paper": ["--train.batch-size", "1", "--train.horizon", "1"]}
+"""What is changed of an experiment so that its training step fits this machine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a whole.
+
+    Attributes:
+      name: of it.
+      need: of one call.
+      seconds: forward, and forward and backward, of one call.
+      calls: in the whole.
+    """
+
+    name: str
+    need: Need
+    seconds: tuple[float, float]
+    calls: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What all measurements share.
+
+    Attributes:
+      config: of the experiment.
+      repeats: of every timing, of which the best counts.
+    """
+
+    config: Config
+    repeats: int
+
+    def part(
+        self, name: str, need: Need, function: Callable[..., Any], module: Any, *inputs: Any
+    ) -> Part:
+        """Time a part.
+
+        Args:
+          name: of it.
+          need: of one call.
+          function: of the module, what has a cotangent, and what has none.
+          module: with parameters, or None.
+          *inputs: what has a cotangent, then what has none; None for nothing.
+        """
+        moving, fixed = (*inputs, None, None)[:2]
+        graphdef, params = nnx.split(module if module is not None else nnx.Module())
+
+        def run(params: Any, moving: Any, fixed: Any) -> Any:
+            return function(nnx.merge(graphdef, params), moving, fixed)
+
+        forward = jax.jit(run)
+        bars = jax.tree.map(jnp.ones_like, forward(params, moving, fixed))
+        seconds = best_of(forward, params, moving, fixed, repeats=self.repeats)
+        if need.forward == need.both:
+            return Part(name, need, (seconds, seconds))
+
+        @jax.jit
+        def both(params: Any, moving: Any, fixed: Any, bars: Any) -> Any:
+            out, back = jax.vjp(lambda *x: run(*x, fixed), params, moving)
+            return out, back(bars)
+
+        return Part(
+            name,
+            need,
+            (seconds, best_of(both, params, moving, fixed, bars, repeats=self.repeats)),
+        )
+
+
+def machine(repeats: int) -> tuple[float, float]:
+    """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s]."""
+    product = jax.jit(lambda x: x @ x)
+    rates = []
+    for size in (512, 1024, 2048):
+        matrix = jnp.ones((size, size))
+        rates.append(2 * size**3 / best_of(product, matrix, repeats=2 * repeats))
+    numbers = jnp.ones((2**25,))
+    seconds = best_of(jax.jit(lambda x: -x), numbers, repeats=2 * repeats)
+    return max(rates), 2 * numbers.nbytes / seconds
+
+
+def encoder_parts(bench: Bench, model: Model, batch: Batch, particles: int) -> Iterator[Part]:
+    """Yield the parts of encoding the two observed frames of a window."""
+    config, frames = bench.config, jax.tree.map(lambda x: x[0, :2], batch.frames)
+    shape = frames.rgb.shape[:-1]
+    images, outputs = shape[0] * shape[1], model.unet.head.out_features
+    rgb = jnp.asarray(frames.rgb, jnp.float32).reshape(images, *shape[2:], 3) / 127.5 - 1.0
+    yield bench.part(
+        "U-Net",
+        counts.unet(images, *shape[2:], config.model.unet_channels, outputs),
+        lambda unet, _, rgb: unet(rgb), model.unet, None, rgb,
+    )  # fmt: skip
+    scene, key = model.scene, jax.random.key(0)
+    features = jnp.zeros((*shape[1:], config.model.feature_dim))
+
+    def draw(frames: Any) -> Any:
+        points, valid = visible_points(
+            frames.depth_m, frames.camera, scene.workspace_min, scene.workspace_max,
+            config.render.far,
+        )  # fmt: skip
+        flat = points.reshape(-1, 3), features.reshape(-1, features.shape[-1]), valid.reshape(-1)
+        return subsample(*flat, particles, key, even=config.model.even)
+
+    pixels = shape[1] * shape[2] * shape[3]
+    drawing = counts.draw_particles(pixels, particles, config.model.feature_dim)
+    yield bench.part(
+        "drawing particles", counts.in_sum([drawing] * 2),
+        lambda _, __, frames: jax.vmap(draw)(frames), None, None, frames,
+    )  # fmt: skip
+
+
+def dynamics_parts(
+    bench: Bench,
+    dynamics: Interlacer,
+    previous: ParticleCloud,
+    current: ParticleCloud,
+    robot: RobotPoints,
+) -> Iterator[Part]:
+    """Yield the parts of one predicted step."""
+    config, settings = bench.config.model, dynamics.settings
+    particles, points = current.mask.shape[0], robot.positions.shape[1]
+    width, heads = config.latent_dim, settings.attention.num_heads
+    rows = 2 * particles + 3 * points
+    masks = previous.mask, current.mask
+    moving = [(cloud.positions, cloud.features) for cloud in (previous, current)]
+
+    def clouds(moving: Any) -> list[ParticleCloud]:
+        return [ParticleCloud(*arrays, mask) for arrays, mask in zip(moving, masks, strict=True)]
+
+    in_tokens = [counts.tokens(particles, points, width, 16, config.position_frequencies)]
+    if config.carry:
+        in_tokens.append(counts.carried(2 * particles, points, 6 if config.contact else 3))
+    if config.contact:
+        in_tokens.append(counts.contact(particles, points, width, config.feature_dim, NUM_POINTS))
+    yield bench.part(
+        "tokens", counts.in_sum(in_tokens),
+        lambda tokens, moving, robot: tokens(*clouds(moving), robot)[0],
+        dynamics.tokens, moving, robot,
+    )  # fmt: skip
+    tokens, positions, mask = jax.jit(dynamics.tokens)(previous, current, robot)
+    local = settings.local
+    degree, hops = local.num_neighbors, local.mask.num_hops
+    yield bench.part(
+        "neighbour search", counts.neighbor_search(rows, rows, degree),
+        lambda _, __, x: knn(
+            x, x, degree, mask=mask, exclude_self=True, backend=config.knn
+        ).indices,
+        None, None, positions,
+    )  # fmt: skip
+
+    def plan_of(positions: Any) -> Any:
+        return settings.plan(config, positions, mask, jax.random.key(0))[0]
+
+    plan = jax.jit(plan_of)(positions)
+    entries = float(plan.num_entries.mean())
+    listed = sum(degree**hop for hop in range(hops + 1))
+    searched = counts.neighbor_search(rows, rows, degree)
+    walked = counts.walk_plan(rows, listed, entries, hops)
+    yield bench.part(
+        "plan of walks, with its search", counts.in_sum([searched, walked]),
+        lambda _, __, x: plan_of(x), None, None, positions,
+    )  # fmt: skip
+    block, layers = dynamics.blocks[0], settings.num_layers
+    for name, needed, function in (
+        (
+            "global attention",
+            counts.global_attention(rows, width, heads),
+            lambda block, x, _: block.attended(x, mask),
+        ),
+        (
+            "MLP",
+            counts.mlp(rows, width, settings.mlp_ratio * width),
+            lambda block, x, _: block.fed_forward(x),
+        ),
+        (
+            "local layer",
+            counts.local_layer(rows, width, entries, hops),
+            lambda block, x, plan: x + block.local(block.norm_local(x), plan),
+        ),
+    ):
+        part = bench.part(name, needed, function, block, tokens, plan)
+        yield dataclasses.replace(part, calls=layers)
+    outputs = 3 + config.feature_dim + config.carry + config.contact
+    needed = [counts.read_out(particles, width, outputs)]
+    if config.carry:
+        needed.append(counts.carried(particles, points, 3))
+    yield bench.part(
+        "read-out", counts.in_sum(needed),
+        lambda read_out, moving, robot: read_out(moving[0], clouds(moving[1])[1], robot),
+        dynamics.read_out, (tokens[particles : 2 * particles], moving), robot,
+    )  # fmt: skip
+
+
+def render_parts(
+    bench: Bench, model: Model, cloud: ParticleCloud, rays: Rays, *, training: bool
+) -> Iterator[Part]:
+    """Yield the parts of rendering rays of one cloud."""
+    config, renderer = bench.config.render, model.renderer
+    key = jax.random.key(0) if training else None
+    strata, proposals = (
+        (config.num_samples, config.num_proposals)
+        if training
+        else (config.eval_num_samples, config.eval_num_proposals)
+    )
+    num_rays, each = rays.z_scale.shape[0], strata + proposals
+    tdist = stratified(num_rays, strata, config.near, config.far, key)
+    nearest = _search(bench, cloud, samples_at(tdist, rays, config.near, config.far), 1)
+
+    def place(distances: Any) -> Any:
+        density = proposal_density(distances.reshape(tdist.shape))
+        proposed = propose(density, proposals, config.near, config.far, key)
+        tdist_again = stratified(num_rays, strata, config.near, config.far, key)
+        return jnp.sort(jnp.concatenate([tdist_again, proposed], -1), -1)
+
+    yield bench.part(
+        "placing samples", counts.place_samples(num_rays * each, num_rays * strata),
+        lambda _, __, x: place(x), None, None, nearest.distances,
+    )  # fmt: skip
+    tdist = place(nearest.distances)
+    samples = samples_at(tdist, rays, config.near, config.far)
+    first = samples_at(stratified(num_rays, strata, config.near, config.far, key), rays,
+                       config.near, config.far)  # fmt: skip
+    size, found = cloud.mask.shape[0], config.num_neighbors
+    yield bench.part(
+        "search",
+        counts.in_sum(
+            [
+                counts.neighbor_search(num_rays * strata, size, 1),
+                counts.neighbor_search(num_rays * each, size, found),
+            ]
+        ),
+        lambda _, __, x: (
+            _search(bench, x[0], x[1], 1).distances, _search(bench, x[0], x[2], found).indices
+        ),
+        None, None, (cloud, first, samples),
+    )  # fmt: skip
+    neighbors = jax.jit(lambda *x: _search(bench, *x, found))(cloud, samples)
+    yield from _shading_parts(bench, model, cloud, samples, neighbors)
+    shape = (num_rays, each)
+    yield bench.part(
+        "compositing", counts.compositing(*shape),
+        lambda _, x, fixed: composite(*x, *fixed, config.far),
+        None, (jnp.full((*shape, 3), 0.5), jnp.ones(shape)), (tdist, rays.z_scale),
+    )  # fmt: skip
+
+
+def _search(bench: Bench, cloud: ParticleCloud, samples: Samples, k: int) -> Neighbors:
+    render = bench.config.render
+    return knn(
+        samples.points.reshape(-1, 3), cloud.positions, k, mask=cloud.mask,
+        max_distance=support(render) if k > 1 else render.cutoff, max_nearest=render.cutoff,
+        backend=bench.config.model.knn,
+    )  # fmt: skip
+
+
+def _shading_parts(
+    bench: Bench, model: Model, cloud: ParticleCloud, samples: Samples, neighbors: Neighbors
+) -> Iterator[Part]:
+    """Yield what is done to the samples within reach, which are picked out here."""
+    config, renderer = bench.config.render, model.renderer
+    reached = jnp.flatnonzero(neighbors.found[:, 0])
+    samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[reached], samples)
+    indices, found = neighbors.indices[reached], neighbors.found[reached]
+    pairs, queries = float(found.sum()), reached.shape[0]
+    features = cloud.features.shape[1]
+
+    def sums(x: Any, samples: Samples) -> Any:
+        return annular_sums(
+            *x, samples.points, indices, found, config.radii, config.bandwidths, renderer.kernels
+        )
+
+    moving = cloud.positions, cloud.features
+    yield bench.part(
+        "annular sums", counts.annular_sums(pairs, queries, len(config.radii), features),
+        lambda _, x, samples: sums(x, samples), None, moving, samples,
+    )  # fmt: skip
+    seen = annular_features(sums(moving, samples))
+    widths = (seen.shape[1], *(config.mlp_width,) * config.mlp_depth, 4)
+    yield bench.part(
+        "MLP of the renderer", counts.perceptron(queries, widths),
+        lambda mlp, x, _: mlp(x, x[:, :3] if renderer.colors else None), renderer.mlp, seen,
+    )  # fmt: skip
+    if config.surface_thickness:
+        yield bench.part(
+            "surface", counts.surface(pairs, queries),
+            lambda _, x, samples: light_stopped(
+                x[1], x[0], samples, indices, found,
+                config.surface_bandwidth, config.surface_thickness,
+            ),
+            None, (cloud.positions, jnp.ones((queries,))), samples,
+        )  # fmt: skip
+
+
+def optimizer_part(bench: Bench, params: Any) -> Part:
+    """Return clipping and AdamW."""
+    optimizer = create_optimizer(bench.config.train)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(gradient: Any, state: Any, params: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    seconds = best_of(update, params, state, params, repeats=bench.repeats)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return Part("optimiser", counts.optimizer(size), (seconds, seconds))
+
+
+def times(parts: Iterator[Part], calls: float) -> list[Part]:
+    """Return parts that are called so often."""
+    return [dataclasses.replace(part, calls=calls * part.calls) for part in parts]
+
+
+def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list[Part], float]]:
+    """Return the parts and the measured time of a training step, a rollout step and an image."""
+    config, repeats = bench.config, bench.repeats
+    scene = dataset.scene_spec(config.data)
+    graphdef, state = create_train_state(config, scene)
+    params = jax.tree.map(jnp.copy, state.params)
+    model, key = merge_model(graphdef, params), jax.random.key(0)
+    step = make_train_step(config, graphdef)
+
+    def train() -> Any:
+        nonlocal state
+        state, metrics = step(state, batch, key)
+        return metrics
+
+    seconds = best_of(train, repeats=repeats)
+    frames, robot = jax.tree.map(lambda x: x[0], (batch.frames, batch.robot))
+    poses = jax.tree.map(lambda x: x[:3], robot)
+    observed = jax.tree.map(lambda x: x[:2], frames)
+
+    def clouds_of(particles: int) -> list[ParticleCloud]:
+        encode = jax.jit(
+            lambda frames, keys: jax.vmap(lambda f, k: model.encode(f, k, particles))(frames, keys)
+        )
+        both = encode(observed, jax.random.split(key))
+        return [jax.tree.map(lambda x, i=i: x[i], both) for i in range(2)]
+
+    size = batch.start.shape[0]
+    steps, images = config.train.horizon, config.train.horizon + config.train.reconstruct
+    few = config.train.cloud_size or config.model.num_particles
+    clouds = clouds_of(few)
+    rays = _rays(frames, config)
+    some = jax.tree.map(lambda x: x[:: x.shape[0] // config.train.num_rays][: config.train.num_rays], rays)
+    assert isinstance(model.dynamics, Interlacer)
+    trained = [
+        *times(encoder_parts(bench, model, batch, few), size),
+        *times(dynamics_parts(bench, model.dynamics, *clouds, poses), size * steps),
+        *times(render_parts(bench, model, clouds[1], some, training=True), size * images),
+        optimizer_part(bench, params),
+    ]
+    clouds = clouds_of(config.model.num_particles)
+    roll = jax.jit(lambda previous, current: model.rollout(previous, current, poses, key))
+    camera = jax.tree.map(lambda x: x[0, 0], frames.camera)
+    shape = config.data.height, config.data.width
+    image = jax.jit(lambda cloud: render_image(model, cloud, camera, *shape))
+    chunk = min(config.render.chunk_rays, shape[0] * shape[1])
+    every = rays.z_scale.shape[0] // chunk
+    spread = jax.tree.map(lambda x: x[::every][:chunk], rays)
+    return {
+        "training step": (trained, seconds),
+        "rollout step": (
+            times(dynamics_parts(bench, model.dynamics, *clouds, poses), 1),
+            best_of(roll, *clouds, repeats=repeats),
+        ),
+        "image": (
+            times(
+                render_parts(bench, model, clouds[1], spread, training=False),
+                shape[0] * shape[1] / chunk,
+            ),
+            best_of(image, clouds[1], repeats=max(repeats // 3, 1)),
+        ),
+    }
+
+
+def _rays(frames: Any, config: Config) -> Rays:
+    """Return all rays of the first camera."""
+    camera = jax.tree.map(lambda x: jnp.asarray(x[1, 0]), frames.camera)
+    rays = pixel_rays(camera, config.data.height, config.data.width)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rays)
+
+
+def rows_of(
+    parts: list[Part], seconds: float, rate: float, bandwidth: float, *, training: bool
+) -> list[dict[str, float | str]]:
+    """Return a row per part, of their sum, and of the whole."""
+
+    def row(name: str, calls: float, cost: counts.Cost, least: float, took: float) -> dict:
+        return {
+            "part": name, "calls": calls, "GFLOP": cost.flop / 1e9, "MB": cost.moved / 1e6,
+            "floor [ms]": 1e3 * least, "measured [ms]": 1e3 * took, "ratio": took / least,
+        }  # fmt: skip
+
+    rows, total, least, took = [], counts.Cost(), 0.0, 0.0
+    for part in parts:
+        cost = (part.need.both if training else part.need.forward) * part.calls
+        floor, measured = cost.seconds(rate, bandwidth), part.calls * part.seconds[training]
+        rows.append(row(part.name, part.calls, cost, floor, measured))
+        if part.name != "neighbour search":  # it is in the plan too
+            total, least, took = total + cost, least + floor, took + measured
+    rows.append(row("sum of the parts", 1, total, least, took))
+    rows.append(row("the whole", 1, total, least, seconds))
+    return rows
+
+
+def to_markdown(tables: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the tables."""
+    lines = []
+    for name, rows in tables.items():
+        lines += [f"\n{name}\n", "| " + " | ".join(rows[0]) + " |", "|---|" + "---|" * 6]
+        for row in rows:
+            values = [f"{v:.4g}" if isinstance(v, float | int) else v for v in row.values()]
+            lines.append("| " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def read_batch(config: Config, data: str | None) -> tuple[Dataset, Batch]:
+    """Return a data set and its first training batch; the analytic scene without a folder."""
+    if data is None:
+        return analytic_batch(config)
+    dataset, length = Dataset(data), config.train.horizon + 2
+    windows = WindowIndex(dataset, "train", length).sample(0, 0, config.train.batch_size)
+    return dataset, stack_windows([read_window(dataset, *w, length, config.data) for w in windows])
+
+
+def main() -> None:
+    """Print the tables and one JSON line, and write them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", nargs="?", default="demo")
+    parser.add_argument("--data", help="data set to take a window of, instead of the analytic one")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments, flags = parser.parse_known_args()
+    keep_freed_memory()  # as `hdvpd train` does
+    smaller = SMALLER.get(arguments.experiment, [])
+    config = load_config(arguments.experiment, read_flags([*smaller, *flags]))
+    dataset, batch = read_batch(config, arguments.data)
+    batch = jax.tree.map(jnp.asarray, batch)
+    first = machine(arguments.repeats)
+    measured = wholes(Bench(config, arguments.repeats), dataset, batch)
+    rate, bandwidth = map(max, zip(first, machine(arguments.repeats), strict=True))
+    tables = {
+        name: rows_of(parts, took, rate, bandwidth, training=name == "training step")
+        for name, (parts, took) in measured.items()
+    }
+    about = {
+        "experiment": arguments.experiment,
+        "changed": " ".join([*smaller, *flags]),
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)),
+        "kinematic points": dataset.scene_spec(config.data).num_robot_points,
+        "GFLOP/s": rate / 1e9,
+        "GB/s": bandwidth / 1e9,
+    }
+    table = ", ".join(f"{k}: {v}" for k, v in about.items()) + "\n" + to_markdown(tables)
+    written = json.dumps(about | {"tables": tables})
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / f"floor-{arguments.experiment}.json").write_text(written + "\n")
+        (arguments.out / f"floor-{arguments.experiment}.md").write_text(table)
+    print(table)
+    print(written)
+
+
+if __name__ == "__main__":
+    main()
