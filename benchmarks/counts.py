@@ -51,7 +51,7 @@ def need(
     read: float = 0.0,
     written: float = 0.0,
     parameters: float = 0.0,
-    moving: bool = True,
+    fixed_input: float = 0.0,
 ) -> Need:
     """Return the need of a part.
 
@@ -61,12 +61,13 @@ def need(
       read: numbers of the input.
       written: numbers of the output.
       parameters: numbers.
-      moving: whether the input has a cotangent.
+      fixed_input: operations of the products that read an input without a cotangent.
     """
     forward = Cost(products + others, FLOAT * (read + written + parameters))
+    twice = 1 if fixed_input else 2  # read again, and its cotangent written
     backward = Cost(
-        products * (1 + moving) + 2 * others,
-        FLOAT * (read * (1 + moving) + written + 2 * parameters),
+        2 * products - fixed_input + 2 * others,
+        FLOAT * (twice * read + written + 2 * parameters),
     )
     return Need(forward, forward + backward)
 
@@ -102,20 +103,29 @@ def unet(images: int, height: int, width: int, channels: Sequence[int], outputs:
         weights = 9 * (inputs + outputs) * outputs
         return 2.0 * pixels * weights, weights
 
-    down = [block(level, i, o) for level, (i, o) in enumerate(zip((3, *channels), channels))]
+    down = [
+        block(level, i, o)
+        for level, (i, o) in enumerate(zip((3, *channels), channels, strict=False))
+    ]
     up = [
         block(level, channels[level + 1] + channels[level], channels[level])
         for level in range(len(channels) - 1)
     ]
     pixels = images * height * width
     head = (dense(pixels, channels[0], outputs), channels[0] * outputs)
-    operations, parameters = zip(*down, *up, head)
+    operations, parameters = zip(*down, *up, head, strict=True)
+    # Two norms, each followed by GELU, per block; and what is resized.
+    smooth = sum(
+        2 * 20 * images * math.ceil(height / 2**level) * math.ceil(width / 2**level) * c
+        for level, c in [*enumerate(channels), *enumerate(channels[:-1])]
+    )
     return need(
         products=sum(operations),
+        others=smooth,
         read=3 * pixels,
         written=outputs * pixels,
         parameters=sum(parameters),
-        moving=False,
+        fixed_input=2.0 * pixels * 9 * 3 * channels[0],
     )
 
 
@@ -193,9 +203,7 @@ def neighbor_search(queries: int, points: int, neighbors: int) -> Need:
     """
     down = math.log2(max(points / 16, 1))
     build = points * max(down, 1)
-    return fixed(
-        build + queries * (down + 16 * 8), 3 * (queries + points), 2 * queries * neighbors
-    )
+    return fixed(build + queries * (down + 16 * 8), 3 * (queries + points), 2 * queries * neighbors)
 
 
 def walk_plan(rows: int, listed: int, entries: float, hops: int) -> Need:
@@ -248,6 +256,20 @@ def surface(pairs: float, queries: float) -> Need:
 def compositing(rays: int, samples: int) -> Need:
     """Return the need of blending samples front to back."""
     return need(others=rays * samples * 20, read=rays * samples * 6, written=rays * 5)
+
+
+def history(particles: int) -> Need:
+    """Return the need of `went_along`: three searches and two rounds of shared evidence."""
+    searches = [neighbor_search(particles, particles, k) for k in (4, 4, 16)]
+    shared = fixed(particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 16), 7 * particles, particles)
+    return in_sum([*searches, shared])
+
+
+def matching(particles: int, points: int) -> Need:
+    """Return the need of the nearest counterparts in place and colour, both ways, by two trees."""
+    searches = [neighbor_search(particles, points, 1), neighbor_search(points, particles, 1)]
+    compared = need(others=20 * (particles + points), read=3 * particles, written=1)
+    return in_sum([*searches, compared])
 
 
 def optimizer(parameters: int) -> Need:

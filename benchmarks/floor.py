@@ -8,17 +8,19 @@ longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
 is written between layers. Parts are measured alone, in the order in which they run; what of a
 whole is not in its parts is its last row. Samples out of reach of all particles are searched for
-and nothing else.
+and nothing else. With --processor, times are of the processor instead of the clock: on one core
+(`taskset -c 0 ...`) they are those of a machine without other work.
 
 `paper` runs with one window and one predicted step, rematerialised as in its configuration.
 
-Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--out DIR] [--train.remat] ...
+Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--processor] [--out DIR] ...
 """
 
 import argparse
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
 from hdvpd.dynamics.contact import NUM_POINTS
 from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.geometry import pixel_rays
 from hdvpd.kernels.annular_sums import annular_sums
@@ -47,7 +50,7 @@ from hdvpd.model import Model, render_image
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
-from hdvpd.render.renderer import support
+from hdvpd.render.renderer import NerfMlp, support
 from hdvpd.render.surface import light_stopped
 from hdvpd.training.optimizer import create_optimizer
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
@@ -81,10 +84,27 @@ class Bench:
     Attributes:
       config: of the experiment.
       repeats: of every timing, of which the best counts.
+      clock: of the wall or of the processor.
     """
 
     config: Config
     repeats: int
+    clock: Callable[[], float]
+
+    def best(self, function: Callable[..., Any], *arguments: Any, repeats: int = 0) -> float:
+        """Return the seconds of a call."""
+        return best_of(function, *arguments, repeats=repeats or self.repeats, clock=self.clock)
+
+    def machine(self) -> tuple[float, float]:
+        """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s]."""
+        product = jax.jit(lambda x: x @ x)
+        rates = []
+        for size in (512, 1024, 2048):
+            matrix = jnp.ones((size, size))
+            rates.append(2 * size**3 / self.best(product, matrix, repeats=2 * self.repeats))
+        numbers = jnp.ones((2**25,))
+        seconds = self.best(jax.jit(lambda x: -x), numbers, repeats=2 * self.repeats)
+        return max(rates), 2 * numbers.nbytes / seconds
 
     def part(
         self, name: str, need: Need, function: Callable[..., Any], module: Any, *inputs: Any
@@ -106,7 +126,7 @@ class Bench:
 
         forward = jax.jit(run)
         bars = jax.tree.map(jnp.ones_like, forward(params, moving, fixed))
-        seconds = best_of(forward, params, moving, fixed, repeats=self.repeats)
+        seconds = self.best(forward, params, moving, fixed)
         if need.forward == need.both:
             return Part(name, need, (seconds, seconds))
 
@@ -118,20 +138,8 @@ class Bench:
         return Part(
             name,
             need,
-            (seconds, best_of(both, params, moving, fixed, bars, repeats=self.repeats)),
+            (seconds, self.best(both, params, moving, fixed, bars)),
         )
-
-
-def machine(repeats: int) -> tuple[float, float]:
-    """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s]."""
-    product = jax.jit(lambda x: x @ x)
-    rates = []
-    for size in (512, 1024, 2048):
-        matrix = jnp.ones((size, size))
-        rates.append(2 * size**3 / best_of(product, matrix, repeats=2 * repeats))
-    numbers = jnp.ones((2**25,))
-    seconds = best_of(jax.jit(lambda x: -x), numbers, repeats=2 * repeats)
-    return max(rates), 2 * numbers.nbytes / seconds
 
 
 def encoder_parts(bench: Bench, model: Model, batch: Batch, particles: int) -> Iterator[Part]:
@@ -239,9 +247,13 @@ def dynamics_parts(
     needed = [counts.read_out(particles, width, outputs)]
     if config.carry:
         needed.append(counts.carried(particles, points, 3))
+    if config.carry and config.contact:
+        needed.append(counts.history(particles))
     yield bench.part(
         "read-out", counts.in_sum(needed),
-        lambda read_out, moving, robot: read_out(moving[0], clouds(moving[1])[1], robot),
+        lambda read_out, moving, robot: read_out(
+            moving[0], *clouds(moving[1]), robot
+        ),
         dynamics.read_out, (tokens[particles : 2 * particles], moving), robot,
     )  # fmt: skip
 
@@ -250,7 +262,7 @@ def render_parts(
     bench: Bench, model: Model, cloud: ParticleCloud, rays: Rays, *, training: bool
 ) -> Iterator[Part]:
     """Yield the parts of rendering rays of one cloud."""
-    config, renderer = bench.config.render, model.renderer
+    config = bench.config.render
     key = jax.random.key(0) if training else None
     strata, proposals = (
         (config.num_samples, config.num_proposals)
@@ -317,24 +329,26 @@ def _shading_parts(
     samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[reached], samples)
     indices, found = neighbors.indices[reached], neighbors.found[reached]
     pairs, queries = float(found.sum()), reached.shape[0]
-    features = cloud.features.shape[1]
+    features = renderer.num_features
+    config = renderer.config
 
     def sums(x: Any, samples: Samples) -> Any:
         return annular_sums(
             *x, samples.points, indices, found, config.radii, config.bandwidths, renderer.kernels
         )
 
-    moving = cloud.positions, cloud.features
+    moving = cloud.positions, cloud.features[:, :features]
     yield bench.part(
         "annular sums", counts.annular_sums(pairs, queries, len(config.radii), features),
         lambda _, x, samples: sums(x, samples), None, moving, samples,
     )  # fmt: skip
     seen = annular_features(sums(moving, samples))
-    widths = (seen.shape[1], *(config.mlp_width,) * config.mlp_depth, 4)
-    yield bench.part(
-        "MLP of the renderer", counts.perceptron(queries, widths),
-        lambda mlp, x, _: mlp(x, x[:, :3] if renderer.colors else None), renderer.mlp, seen,
-    )  # fmt: skip
+    if isinstance(renderer.mlp, NerfMlp):
+        widths = (seen.shape[1], *(config.mlp_width,) * config.mlp_depth, 4)
+        yield bench.part(
+            "MLP of the renderer", counts.perceptron(queries, widths),
+            lambda mlp, x, _: mlp(x, x[:, :3] if renderer.colors else None), renderer.mlp, seen,
+        )  # fmt: skip
     if config.surface_thickness:
         yield bench.part(
             "surface", counts.surface(pairs, queries),
@@ -344,6 +358,18 @@ def _shading_parts(
             ),
             None, (cloud.positions, jnp.ones((queries,))), samples,
         )  # fmt: skip
+
+
+def matching_part(bench: Bench, model: Model, cloud: ParticleCloud) -> Iterator[Part]:
+    """Yield the comparison of particles with measured points, where the loss has it."""
+    if not bench.config.train.match_weight:
+        return
+    size, colors = cloud.mask.shape[0], cloud.features[:, :3]
+    yield bench.part(
+        "matching", counts.matching(size, size),
+        lambda _, x, fixed: match_distance(x, colors, cloud.mask, fixed, colors, cloud.mask),
+        None, cloud.positions, cloud.positions + 0.01,
+    )  # fmt: skip
 
 
 def optimizer_part(bench: Bench, params: Any) -> Part:
@@ -356,7 +382,7 @@ def optimizer_part(bench: Bench, params: Any) -> Part:
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    seconds = best_of(update, params, state, params, repeats=bench.repeats)
+    seconds = bench.best(update, params, state, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return Part("optimiser", counts.optimizer(size), (seconds, seconds))
 
@@ -368,7 +394,7 @@ def times(parts: Iterator[Part], calls: float) -> list[Part]:
 
 def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list[Part], float]]:
     """Return the parts and the measured time of a training step, a rollout step and an image."""
-    config, repeats = bench.config, bench.repeats
+    config = bench.config
     scene = dataset.scene_spec(config.data)
     graphdef, state = create_train_state(config, scene)
     params = jax.tree.map(jnp.copy, state.params)
@@ -380,7 +406,7 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
         state, metrics = step(state, batch, key)
         return metrics
 
-    seconds = best_of(train, repeats=repeats)
+    seconds = bench.best(train)
     frames, robot = jax.tree.map(lambda x: x[0], (batch.frames, batch.robot))
     poses = jax.tree.map(lambda x: x[:3], robot)
     observed = jax.tree.map(lambda x: x[:2], frames)
@@ -397,12 +423,15 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     few = config.train.cloud_size or config.model.num_particles
     clouds = clouds_of(few)
     rays = _rays(frames, config)
-    some = jax.tree.map(lambda x: x[:: x.shape[0] // config.train.num_rays][: config.train.num_rays], rays)
+    some = jax.tree.map(
+        lambda x: x[:: x.shape[0] // config.train.num_rays][: config.train.num_rays], rays
+    )
     assert isinstance(model.dynamics, Interlacer)
     trained = [
         *times(encoder_parts(bench, model, batch, few), size),
         *times(dynamics_parts(bench, model.dynamics, *clouds, poses), size * steps),
         *times(render_parts(bench, model, clouds[1], some, training=True), size * images),
+        *times(matching_part(bench, model, clouds[1]), size * images),
         optimizer_part(bench, params),
     ]
     clouds = clouds_of(config.model.num_particles)
@@ -417,14 +446,14 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
         "training step": (trained, seconds),
         "rollout step": (
             times(dynamics_parts(bench, model.dynamics, *clouds, poses), 1),
-            best_of(roll, *clouds, repeats=repeats),
+            bench.best(roll, *clouds),
         ),
         "image": (
             times(
                 render_parts(bench, model, clouds[1], spread, training=False),
                 shape[0] * shape[1] / chunk,
             ),
-            best_of(image, clouds[1], repeats=max(repeats // 3, 1)),
+            bench.best(image, clouds[1], repeats=max(bench.repeats // 3, 1)),
         ),
     }
 
@@ -485,6 +514,7 @@ def main() -> None:
     parser.add_argument("experiment", nargs="?", default="demo")
     parser.add_argument("--data", help="data set to take a window of, instead of the analytic one")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--processor", action="store_true", help="time of the processor")
     parser.add_argument("--out", type=Path)
     arguments, flags = parser.parse_known_args()
     keep_freed_memory()  # as `hdvpd train` does
@@ -492,9 +522,11 @@ def main() -> None:
     config = load_config(arguments.experiment, read_flags([*smaller, *flags]))
     dataset, batch = read_batch(config, arguments.data)
     batch = jax.tree.map(jnp.asarray, batch)
-    first = machine(arguments.repeats)
-    measured = wholes(Bench(config, arguments.repeats), dataset, batch)
-    rate, bandwidth = map(max, zip(first, machine(arguments.repeats), strict=True))
+    clock = time.process_time if arguments.processor else time.perf_counter
+    bench = Bench(config, arguments.repeats, clock)
+    first = bench.machine()
+    measured = wholes(bench, dataset, batch)
+    rate, bandwidth = map(max, zip(first, bench.machine(), strict=True))
     tables = {
         name: rows_of(parts, took, rate, bandwidth, training=name == "training step")
         for name, (parts, took) in measured.items()
@@ -502,6 +534,7 @@ def main() -> None:
     about = {
         "experiment": arguments.experiment,
         "changed": " ".join([*smaller, *flags]),
+        "clock": "processor" if arguments.processor else "wall",
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),
         "kinematic points": dataset.scene_spec(config.data).num_robot_points,

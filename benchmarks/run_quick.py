@@ -19,6 +19,7 @@ from typing import Any
 
 QUICK = {
     "gpu_model": ("--json",),
+    "floor": ("demo", "--repeats", "3"),
     "neighbors": ("--repeats", "5"),
     "images": ("--repeats", "3"),
     "starting": ("demo",),

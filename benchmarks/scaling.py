@@ -1,102 +1,151 @@
-"""Inference against the number of particles: time, peak memory and their fitted exponents.
+"""Inference against the number of particles: time and memory of every part, fitted exponents.
 
-Each size runs in a process of its own (peak memory cannot be taken back): encode two frames of the
-analytic scene, roll out one step, render one image. The model is the paper's; images are 480x640,
-so that 131,072 valid pixels exist. Memory is what the size adds to a process that has only
-compiled nothing yet; times are of the second call.
+The paper's model on a wavy square metre of particles in Z order, as the encoder's are: neighbour
+search, plan (search and walks), GRF attention, global attention, MLP, local layer, a whole rollout
+step, and rendering of 1,536 rays. Each size runs in a process of its own (peak memory cannot be
+taken back), once to compile; times are the best of two. Memory is what the whole step adds to the
+process. Exponents are fitted over all sizes and over those from 32,768 particles on. `--blocks`
+compares the blocks of rows of `hdvpd.layers.by_rows` with all rows at once.
 
-Run: python benchmarks/scaling.py [--sizes 4096 8192 ... 65536] [--also 131072]
+Run: python benchmarks/scaling.py [--sizes 4096 ... 1048576] [--blocks]
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
-from timing import analytic_batch, fitted_exponent, peak_gib
+import numpy as np
+from timing import best_of, fitted_exponent, peak_gib, surface
 
+import hdvpd.layers
+from hdvpd.config import SceneSpec
 from hdvpd.config.experiments import load_config
+from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.geometry import z_order
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.model import render_image
+from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.training.step import create_model, merge_model
+from hdvpd.types import ParticleCloud, Rays, RobotPoints
 
-HEIGHT, WIDTH = 480, 640
-IMAGE = (96, 128)
+SIZES = [2**i for i in range(12, 21)]
+NUM_POINTS, NUM_RAYS, LARGE = 84, 1536, 32768
+PARTS = (
+    "search", "plan", "GRF attention", "global attention", "MLP", "local layer", "rollout step",
+    "render",
+)  # fmt: skip
 
 
-def measure(num_particles: int) -> dict[str, float]:
-    """Return seconds of encoder, one dynamics step and one small image, and peak memory [GiB]."""
-    overrides = {
-        "model": {"num_particles": num_particles},
-        "train": {"batch_size": 1, "horizon": 1, "remat": False},
-        "data": {"height": HEIGHT, "width": WIDTH},
-    }
+def scene(num_particles: int, feature_dim: int) -> tuple[list[ParticleCloud], RobotPoints]:
+    """Return two clouds, half a millimetre apart, and a robot above them."""
+    positions = surface(num_particles)
+    positions = positions[np.asarray(z_order(positions, np.ones(num_particles, bool)))]
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(num_particles, feature_dim)).astype(np.float32)
+    mask = np.ones(num_particles, bool)
+    clouds = [
+        ParticleCloud(*map(jnp.asarray, (positions + shift, features, mask)))
+        for shift in np.float32([[0, 0, 0], [0, 0, 5e-4]])[:, None]
+    ]
+    points = rng.uniform([0, 0, 0.1], [1, 1, 0.5], (3, NUM_POINTS, 3)).astype(np.float32)
+    return clouds, RobotPoints(jnp.asarray(points), jnp.zeros((3, NUM_POINTS)))
+
+
+def rays_from_above() -> Rays:
+    """Return rays that look straight down on the surface."""
+    xy = np.random.default_rng(2).uniform(0.1, 0.9, (NUM_RAYS, 2))
+    origins = np.concatenate([xy, np.full((NUM_RAYS, 1), 1.0)], 1).astype(np.float32)
+    directions = np.tile(np.float32([[0, 0, -1]]), (NUM_RAYS, 1))
+    return Rays(*map(jnp.asarray, (origins, directions, np.ones(NUM_RAYS, np.float32))))
+
+
+def measure(num_particles: int, repeats: int) -> dict[str, float]:
+    """Return seconds of each part, and memory [GiB]."""
+    overrides = {"model": {"num_particles": num_particles}, "train": {"remat": False}}
     config = load_config("paper", overrides)
-    dataset, batch = analytic_batch(config)
-    window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
-    observed = jax.tree.map(lambda x: x[:2], window.frames)
-    camera = jax.tree.map(lambda x: x[0, 0], window.frames.camera)
-    # The image is smaller than the camera's, so its intrinsics shrink with it.
-    scale = jnp.asarray([[IMAGE[1] / WIDTH], [IMAGE[0] / HEIGHT], [1.0]])
-    camera = type(camera)(camera.intrinsics * scale, camera.camera_to_world)
-    base = peak_gib()
-    graphdef, params = create_model(config, dataset.scene_spec(config.data))
-    model = merge_model(graphdef, params)
-    keys = jax.random.split(jax.random.key(0))
-    parts = {
-        "encode": jax.jit(lambda frames: jax.vmap(model.encode)(frames, keys)),
-        "dynamics": jax.jit(
-            lambda clouds, robot: model.rollout(clouds[0], clouds[1], robot, keys[0])
-        ),
-        "render": jax.jit(lambda cloud: render_image(model, cloud, camera, *IMAGE)),
-    }
-    clouds = jax.block_until_ready(parts["encode"](observed))
-    if not bool(clouds.mask.all()):
-        raise SystemExit(f"The scene shows fewer than {num_particles} valid points.")
-    pair = [jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2)]
-    future = jax.tree.map(lambda x: x[0], jax.block_until_ready(
-        parts["dynamics"](pair, window.robot)))  # fmt: skip
-    jax.block_until_ready(parts["render"](future))
-    result: dict[str, float] = {"particles": num_particles}
-    for name, arguments in (
-        ("encode", (observed,)), ("dynamics", (pair, window.robot)), ("render", (future,))
-    ):  # fmt: skip
-        start = time.perf_counter()
-        jax.block_until_ready(parts[name](*arguments))
-        result[name] = time.perf_counter() - start
-    return result | {"peak_gib": peak_gib(), "added_gib": peak_gib() - base}
+    spec = SceneSpec(NUM_POINTS, (-0.1, -0.1, -0.2), (1.1, 1.1, 1.0))
+    model = merge_model(*create_model(config, spec))
+    dynamics, key = model.dynamics, jax.random.key(0)
+    assert isinstance(dynamics, Interlacer)
+    clouds, robot = scene(num_particles, config.model.feature_dim)
+    before = peak_gib()
+    roll = jax.jit(lambda clouds, robot: model.rollout(*clouds, robot, key))
+    seconds = {"rollout step": best_of(roll, clouds, robot, repeats=repeats)}
+    memory = {"added GiB": peak_gib() - before}
+    rays = rays_from_above()
+    render = jax.jit(lambda cloud, rays: model.render(cloud, rays, None))
+    seconds["render"] = best_of(render, clouds[1], rays, repeats=repeats)
+    tokens, positions, mask = jax.jit(dynamics.tokens)(*clouds, robot)
+    search = jax.jit(lambda x: knn(x, x, 3, mask=mask, exclude_self=True).indices)
+    seconds["search"] = best_of(search, positions, repeats=repeats)
+    prepare = jax.jit(lambda x: dynamics.settings.plan(config.model, x, mask, key)[0])
+    seconds["plan"] = best_of(prepare, positions, repeats=repeats)
+    plan, block = prepare(positions), dynamics.blocks[0]
+    positive = jnp.abs(tokens) + 0.1
+    attend = jax.jit(lambda x, plan: attend_along_walks(x, x, x, jnp.ones(4), plan))
+    seconds["GRF attention"] = best_of(attend, positive, plan, repeats=repeats)
+    whole = jax.jit(lambda x: block.attended(x, mask))
+    seconds["global attention"] = best_of(whole, tokens, repeats=repeats)
+    seconds["MLP"] = best_of(jax.jit(block.fed_forward), tokens, repeats=repeats)
+    local = jax.jit(lambda x, plan: x + block.local(block.norm_local(x), plan))
+    seconds["local layer"] = best_of(local, tokens, plan, repeats=repeats)
+    return {"particles": num_particles, **seconds, **memory, "peak GiB": peak_gib()}
+
+
+def exponents(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the fitted exponents of all sizes and of the larger ones, by part."""
+    fitted = {}
+    for part in PARTS:
+        ranges = {"all": rows, "large": [row for row in rows if row["particles"] >= LARGE]}
+        fitted[part] = {
+            name: fitted_exponent([int(r["particles"]) for r in some], [r[part] for r in some])
+            for name, some in ranges.items()
+            if len(some) > 1
+        }
+    return fitted
+
+
+def in_own_process(size: int, repeats: int, *flags: str) -> dict[str, float]:
+    """Measure a size in a new process."""
+    command = [sys.executable, __file__, "--one", str(size), "--repeats", str(repeats), *flags]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 def main() -> None:
-    """Print the table and the exponents."""
+    """Print the table, the exponents and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2**i for i in range(12, 17)])
-    parser.add_argument("--also", type=int, nargs="*", default=[131072])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--blocks", action="store_true", help="with and without blocks of rows")
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keep_freed_memory()
     if arguments.one:
-        print(json.dumps(measure(arguments.one)))
+        if arguments.whole:
+            hdvpd.layers.ROWS_AT_ONCE = sys.maxsize
+        print(json.dumps(measure(arguments.one, arguments.repeats)))
         return
-    rows = []
-    print("particles   encode s  dynamics s   render s   peak GiB  added GiB")
-    for size in [*arguments.sizes, *arguments.also]:
-        command = [sys.executable, __file__, "--one", str(size)]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        row = json.loads(output.splitlines()[-1])
-        rows.append(row)
-        print(
-            f"{size:9d} {row['encode']:10.2f} {row['dynamics']:11.2f} {row['render']:10.2f} "
-            f"{row['peak_gib']:10.2f} {row['added_gib']:10.2f}",
-            flush=True,
-        )
-    fitted = rows[: len(arguments.sizes)]
-    for name in ("dynamics", "peak_gib"):
-        exponent = fitted_exponent(arguments.sizes, [row[name] for row in fitted])
-        print(f"fitted exponent of {name}: {exponent:.2f}")
+    written = {}
+    for form in ("blocks", "whole")[: 1 + arguments.blocks]:
+        flags = ("--whole",) if form == "whole" else ()
+        print(f"{form}\nparticles " + "".join(f"{x:>17s}" for x in (*PARTS, "KiB per particle")))
+        rows = []
+        for size in arguments.sizes:
+            row = in_own_process(size, arguments.repeats, *flags)
+            rows.append(row)
+            kib = row["added GiB"] * 2**20 / size
+            times = "".join(f"{row[part]:17.4f}" for part in PARTS)
+            print(f"{size:9d} {times}{kib:17.1f}", flush=True)
+        written[form] = {"rows": rows}
+        if len(rows) > 1:
+            written[form]["exponents"] = exponents(rows)
+            print("exponents", json.dumps(written[form]["exponents"]), flush=True)
+    print(json.dumps(written))
 
 
 if __name__ == "__main__":

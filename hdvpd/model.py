@@ -20,7 +20,7 @@ from hdvpd.encoders.particles import (
 )
 from hdvpd.encoders.unet import UNet
 from hdvpd.geometry import rays_through
-from hdvpd.layers import multiply_in_bfloat16
+from hdvpd.layers import each, multiply_in_bfloat16
 from hdvpd.render.renderer import Renderer
 from hdvpd.types import (
     Array,
@@ -161,7 +161,7 @@ class Model(nnx.Module):
         )
 
         predict = functools.partial(self._predict, reconstruct=reconstruct)
-        clouds = jax.vmap(predict)(batch.frames, batch.robot, encode_keys, rollout_keys)
+        clouds = each(predict, batch.frames, batch.robot, encode_keys, rollout_keys)
         last_observed = self.white_targets(jax.tree.map(lambda x: x[:, 1:2], batch.frames))
         # Predicted frames, then the last observed one.
         order = (slice(2, None), slice(1, 2))[: 1 + reconstruct]
@@ -209,7 +209,7 @@ class Model(nnx.Module):
             keys = jax.random.split(jax.random.fold_in(key, 1), clouds.mask.shape[0])
             return jax.vmap(match, (0, 0, None, 0))(frames, clouds, colors, keys)
 
-        return jnp.asarray(jax.vmap(match_window)(frames, clouds, keys)).mean(axis=0)
+        return jnp.asarray(each(match_window, frames, clouds, keys)).mean(axis=0)
 
     def _measure(self, frames: RgbdFrames, num_points: int, key: PRNGKey) -> ParticleCloud:
         """Draw points of the views, axes (v), of one time step; their features are the colours'."""
@@ -247,7 +247,9 @@ class Model(nnx.Module):
         encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
         clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
-        clouds = self.rollout(previous, current, robot, rollout_key)
+        step, remat = self.dynamics, self.config.train.remat
+        with jax.named_scope("rollout"):
+            clouds = rollout(step, previous, current, robot, rollout_key, remat=remat, unroll=True)
         if not reconstruct:
             return clouds
         return jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), clouds, current)

@@ -115,14 +115,13 @@ def test_untrained_model_repeats_the_last_cloud_bit_for_bit():
 
 
 @functools.cache
-def loss_and_gradients(kernels, remat):
+def loss_and_gradients(kernels, remat, unroll=False):
     """Return value and gradients of two squared rollouts to parameters and clouds."""
     graphdef, params = make(kernels=kernels, knn="kdtree" if kernels == "host" else "xla")
 
     def one(params, previous, current, robot):
-        clouds = rollout(
-            scenes.apply(graphdef, params), previous, current, robot, key(), remat=remat
-        )
+        dynamics = scenes.apply(graphdef, params)
+        clouds = rollout(dynamics, previous, current, robot, key(), remat=remat, unroll=unroll)
         return (clouds.positions**2).sum() + (clouds.features**2).mean()
 
     def total(moving, fixed):
@@ -146,6 +145,10 @@ def assert_agree(results, others):
 
 def test_rematerialisation_changes_neither_value_nor_gradient():
     assert_agree(loss_and_gradients("host", True), loss_and_gradients("host", False))
+
+
+def test_unrolling_changes_neither_value_nor_gradient():
+    assert_agree(loss_and_gradients("host", False, True), loss_and_gradients("host", False))
 
 
 def test_host_and_xla_agree_through_a_rematerialised_batched_rollout():

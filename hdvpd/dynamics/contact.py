@@ -56,11 +56,15 @@ def explanations(
       displacement in 5 cm. Without gradient.
     """
     cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
+    # One search: building its tree costs as much as asking it.
+    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
+    near = knn(places, other.positions, 1, mask=other.mask, backend=backend)
     columns = []
-    for places in (cloud.positions, cloud.positions + carried_m):
-        near = knn(places, other.positions, 1, mask=other.mask, backend=backend)
-        difference = jnp.abs(other.features[near.indices[:, 0]] - cloud.features)
-        columns += [jnp.minimum(near.distances / _SCALE_M, 1.0), jnp.tanh(difference)]
+    for indices, distances in zip(
+        jnp.split(near.indices[:, 0], 2), jnp.split(near.distances, 2), strict=True
+    ):
+        difference = jnp.abs(other.features[indices] - cloud.features)
+        columns += [jnp.minimum(distances / _SCALE_M, 1.0), jnp.tanh(difference)]
     return jnp.concatenate([*columns, carried_m / _SCALE_M], axis=-1)
 
 

@@ -7,6 +7,9 @@ import jax
 from hdvpd.dynamics.base import Change, advance
 from hdvpd.types import ParticleCloud, PRNGKey, RobotPoints
 
+# Steps that may be compiled after each other: programs of more take long to compile.
+_UNROLLED = 8
+
 Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 
 
@@ -18,6 +21,7 @@ def rollout(
     key: PRNGKey,
     *,
     remat: bool = False,
+    unroll: bool = False,
 ) -> ParticleCloud:
     """Roll a dynamics model out over the robot's planned motion.
 
@@ -29,6 +33,8 @@ def rollout(
         planned after. Read anew at every step, never predicted.
       key: split over the steps' calls.
       remat: recompute each step in the backward pass instead of storing its activations.
+      unroll: compile a few steps after each other instead of as a loop, which would copy all that
+        its backward pass needs into stacks; not with `remat`, which needs the loop.
 
     Returns:
       Clouds of steps 0..s-1, stacked along a leading axis.
@@ -48,4 +54,5 @@ def rollout(
         return (current, following), following
 
     body = jax.checkpoint(body, prevent_cse=False) if remat else body
-    return jax.lax.scan(body, (previous, current), (windows, keys))[1]
+    unroll = unroll and not remat and length <= _UNROLLED
+    return jax.lax.scan(body, (previous, current), (windows, keys), unroll=unroll)[1]

@@ -48,6 +48,26 @@ class UNet(nnx.Module):
                                                         count_include_pad=False))  # fmt: skip
             skips.append(x)
         for block, skip in zip(self.up, skips[-2::-1], strict=True):
-            shape = (*skip.shape[:3], x.shape[-1])
-            x = block(jnp.concatenate([jax.image.resize(x, shape, "bilinear"), skip], axis=-1))
+            x = block(jnp.concatenate([_enlarged(x, *skip.shape[1:3]), skip], axis=-1))
         return self.head(x)
+
+
+def _enlarged(x: Float[JaxArray, "b i j c"], height: int, width: int) -> Float[JaxArray, "b h w c"]:
+    """Resize bilinearly to a size of which that of x is half, rounded up."""
+    for axis, size in ((1, height), (2, width)):
+        if size == 2 * x.shape[axis]:
+            x = _doubled(x, axis)
+        else:
+            shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+            x = jax.image.resize(x, shape, "bilinear")
+    return x
+
+
+def _doubled(x: Float[JaxArray, "b i j c"], axis: int) -> Float[JaxArray, "b h w c"]:
+    """Double one axis as `jax.image.resize` does, which multiplies by a dense matrix instead."""
+    last = x.shape[axis] - 1
+    rows = functools.partial(jax.lax.slice_in_dim, x, axis=axis)
+    before = jnp.concatenate([rows(0, 1), rows(0, last)], axis)
+    after = jnp.concatenate([rows(1, last + 1), rows(last, last + 1)], axis)
+    pairs = jnp.stack([0.75 * x + 0.25 * before, 0.75 * x + 0.25 * after], axis + 1)
+    return pairs.reshape(*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :])
