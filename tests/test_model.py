@@ -375,3 +375,17 @@ def test_depth_errors_count_where_depth_was_seen():
     predicted = jnp.asarray([[[1.0, 2.0, 5.0]], [[1.0, 1.0, 1.0]]])
     target = jnp.asarray([[[1.5, 2.0, 0.0]], [[2.0, 0.0, 1.0]]])
     np.testing.assert_allclose(ray_depth_l1(predicted, target), [1.5 / 6])
+
+
+def test_loss_of_bfloat16_products_is_near_that_of_float32(batch, key):
+    """Stated tolerance: the loss of every step to 1 %. Not the gradient (docs/lab-book.md)."""
+
+    def run(precision):
+        graphdef, params = model(scenes.tiny_config(model={"precision": precision}))
+        return jax.jit(lambda p, key: scenes.apply(graphdef, p).loss(batch, key))(params, key)
+
+    with jax.debug_key_reuse(False):
+        value, rounded = run("float32"), run("bfloat16")
+    assert rounded.dtype == jnp.float32
+    assert (rounded != value).any()
+    np.testing.assert_allclose(rounded, value, rtol=0.01)
