@@ -16,6 +16,10 @@ and nothing else. With --processor, times are of the processor instead of the cl
 Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--processor] [--out DIR] ...
 """
 
+# Shapes and tuples of arrays are unpacked, whose lengths pyright does not know.
+# pyright: reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import argparse
 import dataclasses
 import json

@@ -10,6 +10,9 @@ compares the blocks of rows of `hdvpd.layers.by_rows` with all rows at once.
 Run: python benchmarks/scaling.py [--sizes 4096 ... 1048576] [--blocks]
 """
 
+# Shapes and tuples of arrays are unpacked, whose lengths pyright does not know.
+# pyright: reportCallIssue=false, reportOptionalCall=false
+
 import argparse
 import json
 import subprocess
@@ -48,7 +51,7 @@ def scene(num_particles: int, feature_dim: int) -> tuple[list[ParticleCloud], Ro
     mask = np.ones(num_particles, bool)
     clouds = [
         ParticleCloud(*map(jnp.asarray, (positions + shift, features, mask)))
-        for shift in np.float32([[0, 0, 0], [0, 0, 5e-4]])[:, None]
+        for shift in np.array([[0, 0, 0], [0, 0, 5e-4]], np.float32)[:, None]
     ]
     points = rng.uniform([0, 0, 0.1], [1, 1, 0.5], (3, NUM_POINTS, 3)).astype(np.float32)
     return clouds, RobotPoints(jnp.asarray(points), jnp.zeros((3, NUM_POINTS)))
@@ -58,7 +61,7 @@ def rays_from_above() -> Rays:
     """Return rays that look straight down on the surface."""
     xy = np.random.default_rng(2).uniform(0.1, 0.9, (NUM_RAYS, 2))
     origins = np.concatenate([xy, np.full((NUM_RAYS, 1), 1.0)], 1).astype(np.float32)
-    directions = np.tile(np.float32([[0, 0, -1]]), (NUM_RAYS, 1))
+    directions = np.tile(np.array([[0, 0, -1]], np.float32), (NUM_RAYS, 1))
     return Rays(*map(jnp.asarray, (origins, directions, np.ones(NUM_RAYS, np.float32))))
 
 
