@@ -49,6 +49,8 @@ def options(
 ) -> dict[str, tuple[RenderConfig, float, bool]]:
     """Return settings of the renderer, density per metre, whether particles are even, by name."""
     paper = RenderConfig()
+    # The stand-in below takes the MLP's place.
+    render = dataclasses.replace(render, appearance="mlp")
     widest = dataclasses.replace(
         render,
         radii=paper.radii,
