@@ -14,6 +14,7 @@ from hdvpd.errors import UserError, how_to_install
 from studies.settings import (
     CalibrationSettings,
     ClosedLoopSettings,
+    ExecutionSettings,
     ExpressivitySettings,
     GrfSettings,
     MechanismSettings,
@@ -33,6 +34,7 @@ STUDIES: Mapping[str, type] = {
     "expressivity": ExpressivitySettings,
     "vision": VisionSettings,
     "video": VideoSettings,
+    "executions": ExecutionSettings,
     "ranking": RankingSettings,
     "closed-loop": ClosedLoopSettings,
 }

@@ -2,8 +2,8 @@
 
 Model-predictive control: observe two frames, plan to the end of the episode, execute a few steps,
 observe again. The same planner, with the same candidates, is run with other predictors beside the
-model. The mask that says where the object is seen is the simulator's, as a segmentation would give
-it.
+model; these see the visible surfaces and need no model, so that they can be run ahead. The mask
+that says where the object is seen is the simulator's, as a segmentation would give it.
 """
 
 import time
@@ -16,29 +16,46 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-from hdvpd.evaluation.videos import enlarge, write_video
-from hdvpd.planning.controls import Chance, NothingMoves, Simulator, ToolDistance
+from hdvpd.data.robot import Robot
+from hdvpd.planning.controls import (
+    CarriedAlong,
+    Chance,
+    NothingMoves,
+    Simulator,
+    ToolDistance,
+    seen_surface,
+)
 from hdvpd.planning.costs import AbstractCost, GoalPlace, Lift, object_rows
 from hdvpd.planning.planner import Plan, Planner
 from hdvpd.planning.solvers import ICEM
-from hdvpd.planning.trials import Outcome, Trial, skill
+from hdvpd.planning.trials import Outcome, Trial, require_simulated, simulated_robot, skill
 from hdvpd.reporting.statistics import student_interval
 from hdvpd.reporting.tables import plus_minus
-from hdvpd.types import Float, UInt8
+from hdvpd.types import Float
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
 from hdvpd.world.state import State
+from studies.films import Film
 from studies.outputs import Row, table, write_csv
-from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
+from studies.resumable import (
+    SIZE,
+    Entry,
+    Kept,
+    borrowed_entries,
+    chosen_starts,
+    draw_start,
+    tasks_of,
+)
 from studies.settings import ClosedLoopSettings, split_names
 
-CONTROLLERS = ("model", "tool path", "nothing moves", "random", "simulator")
+CONTROLLERS = ("model", "carried along", "tool path", "nothing moves", "random", "simulator")
+EXTENT = ("tasks", "starts", "controllers", "videos", "controls")
+"""Settings that say how much is done, not what."""
 LIFT_M = 0.12
 """How high a can should be lifted: more than what counts as success."""
 SHORTEST = 4
 """Control steps that a plan needs; with fewer left, the one under way goes on."""
 _MOVED_M, _HELD_M = 0.01, 0.04
-_SCALE, _BLOCK = 3, 16
 
 
 def main(out: Path, settings: ClosedLoopSettings) -> None:
@@ -48,28 +65,30 @@ def main(out: Path, settings: ClosedLoopSettings) -> None:
       UserError: `out` holds a study with other settings, or run, robot or simulator are missing.
     """
     tasks, names = tasks_of(settings.tasks), split_names(settings, "controllers", CONTROLLERS)
-    world = load(settings.run)
-    kept = Kept(out, settings)
+    known = borrowed_entries(Path(settings.controls), settings, (*EXTENT, "run"))
+    world = load(settings.run) if "model" in names else None
+    kept = Kept(out, settings, EXTENT)
     for start, task in chosen_starts(settings.starts, tasks):
         for name in names:
             key = {"task": task, "start": start, "controller": name}
             if key in kept:
                 continue
-            film = name == "model" and start < settings.videos
-            pictures: list[UInt8[np.ndarray, "h w 3"]] = []
-            entry = control(world, name, task, start, settings, pictures if film else None)
-            if film:
-                write_video(out / "videos" / f"{task}-{start}.mp4", pictures, 2)
+            elsewhere = [e for e in known if key.items() <= e.items() and name != "model"]
+            if elsewhere:
+                kept.add(elsewhere[0])
+                continue
+            film = Film() if name == "model" and start < settings.videos else None
+            entry = control(world, name, task, start, settings, film)
+            if film is not None:
+                film.write(out / "videos" / f"{task}-{start}.webp")
             kept.add(key | entry)
             print(f"{task} {start} {name}: {entry['costs'][-1]:.3f} m", flush=True)
-    write_csv(out / "closed_loop.csv", summary(kept.entries, tasks, names))
-    write_csv(out / "failures.csv", failures(kept.entries, tasks, names))
-    text = [
-        table(summary(kept.entries, tasks, names), f"{settings.starts} starts").markdown(),
-        table(failures(kept.entries, tasks, names), "why starts failed").markdown(),
-    ]
+    entries = [e for e in kept.entries if e["start"] < settings.starts]
+    write_csv(out / "closed_loop.csv", summary(entries, tasks, names))
+    write_csv(out / "failures.csv", failures(entries, tasks, names))
+    text = [table(rows(entries, tasks, names)).markdown() for rows in (summary, failures)]
     (out / "closed_loop.md").write_text("\n".join(text))
-    _draw(kept.entries, tasks, names, out / "closed_loop.png")
+    _draw(entries, tasks, names, out / "closed_loop.png")
     print("\n".join(text))
 
 
@@ -78,7 +97,8 @@ class _Episode:
     """One start under way.
 
     Attributes:
-      world: encodes what is observed.
+      world: the model that plans, or None for a control.
+      robot: that is moved.
       name: who plans.
       trial: as it stands.
       outcome: what counts.
@@ -86,12 +106,20 @@ class _Episode:
       begin: where the object was at first [m].
     """
 
-    world: World
+    world: World | None
+    robot: Robot
     name: str
     trial: Trial
     outcome: Outcome
     seen: Float[np.ndarray, "3"]
     begin: Float[np.ndarray, "3"]
+
+    def observe(self) -> State:
+        """Return what the trial shows: to a model its particles, to a control surfaces."""
+        trial = self.trial
+        if self.world is None:
+            return seen_surface(trial, self.robot)
+        return self.world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
 
     def cost(self, state: State, rng: np.random.Generator) -> AbstractCost:
         """Return what the controller minimises: the task's cost, if it predicts anything."""
@@ -109,16 +137,20 @@ class _Episode:
 
     def predictor(self) -> Any:
         """Return what predicts."""
-        if self.name == "model":
+        if self.world is not None:
             return self.world
         if self.name == "simulator":
-            return Simulator(self.trial, self.world.robot)
-        return NothingMoves(self.world.robot)
+            return Simulator(self.trial, self.robot)
+        return (
+            CarriedAlong(self.robot) if self.name == "carried along" else NothingMoves(self.robot)
+        )
 
-
-def observe(world: World, trial: Trial) -> State:
-    """Encode the two frames that a trial shows."""
-    return world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+    def expects(self, cost: float) -> bool | None:
+        """Say whether a predicted cost means success; None where nothing is predicted."""
+        if self.name not in ("model", "carried along", "simulator"):
+            return None
+        lowest = LIFT_M if self.outcome.task == "can" else 0.0  # `Lift` counts from there
+        return bool(self.outcome.succeeds(np.asarray(cost - lowest)))
 
 
 def centre(state: State, trial: Trial) -> Float[np.ndarray, "3"]:
@@ -131,43 +163,54 @@ def centre(state: State, trial: Trial) -> Float[np.ndarray, "3"]:
     return np.asarray(state.current.positions, np.float64)[rows].mean(0)
 
 
+def begin(
+    world: World | None, name: str, task: str, start: int, settings: ClosedLoopSettings
+) -> tuple[_Episode, np.random.Generator]:
+    """Simulate a start for a controller, and return what draws its candidates.
+
+    Raises:
+      UserError: the model is of another robot, or MuJoCo is missing.
+    """
+    own = world if name == "model" else None
+    trial, outcome, rng = draw_start(task, start, settings.seed, SIZE if own is None else own.size)
+    if own is not None:
+        require_simulated(own, trial)
+    place = trial.object_to_world[:3, 3]
+    return _Episode(own, simulated_robot(), name, trial, outcome, np.zeros(3), place), rng
+
+
 def control(
-    world: World, name: str, task: str, start: int, settings: ClosedLoopSettings,
-    pictures: list[UInt8[np.ndarray, "h w 3"]] | None = None,
+    world: World | None, name: str, task: str, start: int, settings: ClosedLoopSettings,
+    film: Film | None = None,
 ) -> Entry:  # fmt: skip
     """Run one controller from one start.
 
     Args:
-      world: the model, which also encodes for the controls.
+      world: the model; None does for the controls.
       name: of `CONTROLLERS`.
       task: push or can.
       start: its number.
       settings: of the study.
-      pictures: gets a picture per executed step: what the camera saw, what was predicted.
+      film: gets a picture per executed step.
 
     Returns:
       `costs` after every executed step, that of the start first [m]; `predicted`, the predicted
-      cost of every decision; `seconds` of every decision; whether the object was `hidden` at one,
-      whether the arms `touched`, and whether it was a `success`.
+      cost of every decision; `expected`, whether the last of them means success; `seconds` of every
+      decision; whether the object was `hidden` at one, whether the arms `touched`, and whether it
+      was a `success`.
     """
-    trial, outcome, rng = draw_start(world, task, start, settings.seed)
-    begin = trial.object_to_world[:3, 3]
-    episode = _Episode(world, name, trial, outcome, np.zeros(3), begin)
-    costs, predicted, seconds, hidden, touched = (
-        [_cost(outcome, begin, begin)],
-        [],
-        [],
-        False,
-        False,
-    )
+    episode, rng = begin(world, name, task, start, settings)
+    outcome, place = episode.outcome, episode.begin
+    costs = [float(outcome.cost(place, place))]
+    predicted, seconds, hidden, touched = [], [], False, False
     rest: np.ndarray | None = None
     for decision in range(-(-settings.steps // settings.every)):
         started = time.perf_counter()
-        state = observe(world, episode.trial)
+        state = episode.observe()
         shown = bool(episode.trial.place(state.positions).any())
         plan, hidden = None, hidden or not shown
         if decision == 0:
-            episode.seen = centre(state, trial)
+            episode.seen = centre(state, episode.trial)
         left = settings.steps - len(costs) + 1
         if rest is None or (shown and left >= SHORTEST and name != "nothing moves"):
             plan = decide(episode, state, rest, rng, settings, left)
@@ -180,15 +223,14 @@ def control(
         if poses is None or following is None:
             touched = True
             break
-        costs += [_cost(outcome, begin, pose[:3, 3]) for pose in poses]
-        if pictures is not None:
-            _film(pictures, episode.trial, done, plan)
+        costs += outcome.cost(place, poses[:, :3, 3]).tolist()
+        if film is not None:
+            film.take(episode.trial, done, plan, outcome)
         episode.trial, rest = following, targets[len(done) :]
     success = not touched and bool(outcome.succeeds(np.asarray(costs[-1:]))[0])
     return {
-        "costs": costs, "predicted": predicted, "seconds": seconds, "hidden": hidden,
-        "touched": touched, "success": success,
-        "goal": float(np.linalg.norm(outcome.goal - begin[:2])),
+        "costs": costs, "predicted": predicted, "expected": episode.expects(predicted[-1]),
+        "seconds": seconds, "hidden": hidden, "touched": touched, "success": success,
     }  # fmt: skip
 
 
@@ -202,20 +244,15 @@ def decide(
 ) -> Plan:
     """Plan the steps that are left; a plan that ended later would be put off again and again."""
     trial = episode.trial
-    space = skill(trial, episode.world.robot, left, centre(state, trial))
     planner = Planner(
         episode.predictor(),
         episode.cost(state, rng),
-        space,
+        skill(trial, episode.robot, left, centre(state, trial)),
         ICEM(num_samples=settings.samples),
         settings.rounds,
     )
     # At random a new plan is drawn at every decision; elsewhere the one under way competes.
     return planner.plan(state, rng, rest=None if episode.name == "random" else rest)
-
-
-def _cost(outcome: Outcome, before: np.ndarray, after: np.ndarray) -> float:
-    return float(outcome.cost(before, after))
 
 
 def cause(entry: Entry) -> str:
@@ -254,40 +291,28 @@ def summary(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]
 
 
 def failures(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]) -> list[Row]:
-    """Return a row per task, controller and cause: how many starts failed so."""
+    """Return a row per task, controller and cause: how many starts, and what was expected."""
     rows = []
     for task in tasks:
         for name in names:
             own = [e for e in entries if (e["task"], e["controller"]) == (task, name)]
-            causes = Counter("success" if e["success"] else cause(e) for e in own)
-            rows += [
-                {"task": task, "controller": name, "what happened": what, "starts": count}
-                for what, count in sorted(causes.items())
-            ]
+            causes = ["success" if e["success"] else cause(e) for e in own]
+            for what, count in sorted(Counter(causes).items()):
+                these = [e for e, found in zip(own, causes, strict=True) if found == what]
+                told = [e["expected"] for e in these if e["expected"] is not None]
+                rows.append({
+                    "task": task,
+                    "controller": name,
+                    "what happened": what,
+                    "starts": count,
+                    "of these a success was expected in": sum(told) if told else None,
+                    "the object was hidden in": sum(e["hidden"] for e in these),
+                })  # fmt: skip
     return rows
 
 
 def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _film(pictures: list, trial: Trial, done: np.ndarray, plan: Plan | None) -> None:
-    """Add a picture per step: the first camera's, and what the plan's future showed for it."""
-    rendered = trial.images(done)
-    assert rendered is not None
-    true = rendered[0][:, 0]
-    name = next(iter(trial.cameras))
-    if plan is None:
-        seen = np.full_like(true, 255)
-    else:
-        future = plan.future
-        clouds = [future.cloud(step) for step in range(len(done))]
-        camera = trial.cameras[name]
-        seen = np.stack([future.render_cloud(c, camera, trial.size).rgb for c in clouds])
-    for pair in zip(true, seen, strict=True):
-        picture = np.concatenate([enlarge(image, _SCALE) for image in pair], axis=1)
-        padding = [(0, -size % _BLOCK) for size in picture.shape[:2]]
-        pictures.append(np.pad(picture, [*padding, (0, 0)]))
 
 
 def _draw(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str], file: Path) -> None:

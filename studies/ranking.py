@@ -5,24 +5,36 @@ the simulator, and compared. Each start's numbers are kept as soon as they are k
 study that was stopped goes on where it was.
 """
 
-import dataclasses
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
 from scipy import stats
 
-from hdvpd.errors import UserError
-from hdvpd.planning.trials import Outcome, Trial, propose
+from hdvpd.planning.controls import CarriedAlong
+from hdvpd.planning.planner import Predictor
+from hdvpd.planning.trials import Outcome, Trial, propose, require_simulated, simulated_robot
 from hdvpd.reporting.statistics import student_interval
 from hdvpd.reporting.tables import plus_minus
 from hdvpd.types import Float
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
+from hdvpd.world.state import State
+from studies.executions import EXTENT, executed, open_executions
 from studies.outputs import Row, table, write_csv
-from studies.resumable import Entry, Kept, chosen_starts, draw_start, read_entries, tasks_of
+from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
 from studies.settings import RankingSettings
+
+PREDICTORS = (
+    "model", "carried along", "tool path", "tool end", "nothing moves", "random", "simulator",
+)  # fmt: skip
+"""By whom plans are ranked: the model; particles near the robot that go along with it and nothing
+else; two distances of the tool's path (`executions`); chance; and the truth itself."""
+SHOWN_STEPS = (4, 6, 8)
+"""Control steps after which plans are compared, of those that a plan has, and the last one."""
+_ROUNDING_M = 3
+"""Digits of true costs for ranks: outcomes that differ by less than a millimetre are ties."""
 
 
 def main(out: Path, settings: RankingSettings) -> None:
@@ -31,141 +43,135 @@ def main(out: Path, settings: RankingSettings) -> None:
     Raises:
       UserError: `out` holds a study with other settings, or run, robot or simulator are missing.
     """
-    tasks, executed = tasks_of(settings.tasks), _executed(settings)
+    tasks = tasks_of(settings.tasks)
     world = load(settings.run)
-    kept = Kept(out, settings)
+    kept = Kept(out, settings, (*EXTENT, "executed"))
+    folder = Path(settings.executed) if settings.executed else out / "executed"
+    executions = open_executions(folder, settings)
     for start, task in chosen_starts(settings.starts, tasks):
         key = {"task": task, "start": start}
         if key in kept:
             continue
-        known = [entry for entry in executed if key.items() <= entry.items()]
-        kept.add(key | rank_start(world, task, start, settings, known))
-        print(f"{task} {start}: Spearman {_spearman(kept.entries[-1]):.2f}", flush=True)
-    rows = summary(kept.entries, settings)
+        known = executed(executions, task, start, settings)
+        kept.add(known | rank_start(world, task, start, settings, known["possible"]))
+        print(f"{task} {start}: Spearman {_scores(kept.entries[-1], 'model', -1)[0]:.2f}")
+    entries = {
+        task: [e for e in kept.entries if e["task"] == task and e["start"] < settings.starts]
+        for task in tasks
+    }
+    rows = [row for task in tasks for row in summary(task, entries[task], settings.horizon)]
     write_csv(out / "ranking.csv", rows)
-    result = table(rows, f"{settings.plans} plans from each of {settings.starts} starts")
-    (out / "ranking.md").write_text(result.markdown())
-    _draw(kept.entries, tasks, out / "ranking.png")
-    print(result.markdown())
-
-
-def _executed(settings: RankingSettings) -> list[Entry]:
-    """Return what an earlier study of the same plans has executed already."""
-    if not settings.executed:
-        return []
-    folder = Path(settings.executed)
-    try:
-        other = tomllib.loads((folder / "settings.toml").read_text())
-    except OSError as error:
-        raise UserError(f"--executed {folder}: {error.strerror}; give a study's --out.") from None
-    own = dataclasses.asdict(settings)
-    for name in ("seed", "plans", "horizon"):
-        if other.get(name) != own[name]:
-            raise UserError(
-                f"--executed {folder}: its {name} is {other.get(name)}, here it is {own[name]}."
-            )
-    return read_entries(folder / "starts.jsonl")
+    told = [sentence for task in tasks for sentence in verdicts(task, entries[task])]
+    text = table(rows).markdown() + "\n" + "".join(f"- {sentence}\n" for sentence in told)
+    (out / "ranking.md").write_text(text)
+    _draw(entries, out / "ranking.png")
+    print(text)
 
 
 def rank_start(
-    world: World, task: str, start: int, settings: RankingSettings, known: list[Entry]
+    world: World, task: str, start: int, settings: RankingSettings, possible: Sequence[int]
 ) -> Entry:
-    """Execute and roll out the plans of one start.
+    """Roll out the plans of one start.
 
     Args:
       world: the model.
       task: push or can.
       start: its number.
       settings: of the study.
-      known: the same start of another model's study, if there is one.
+      possible: numbers of the plans that could be executed.
 
     Returns:
-      Costs by step and plan [m]: `true` ones and those that the `model` predicts; by plan the
-      distance of the `tool`'s path from the object. Plans that the simulator cannot execute (the
-      arms touch) are left out; `possible` lists the others.
+      By predictor the costs that it predicts, by step and plan [m].
     """
-    trial, outcome, rng = draw_start(world, task, start, settings.seed)
-    targets = propose(trial, world.robot, settings.plans, settings.horizon, rng)
-    before = trial.object_to_world[:3, 3]
-    if known:
-        possible, true = known[0]["possible"], known[0]["true"]
-    else:
-        executed = [trial.execute(plan) for plan in targets]
-        possible = [k for k, poses in enumerate(executed) if poses is not None]
-        if len(possible) < 3:
-            raise UserError(
-                f"{task} {start}: the arms touch in nearly all plans; use another --seed."
-            )
-        poses = np.stack([poses for poses in executed if poses is not None])
-        true = outcome.cost(before, poses[:, :, :3, 3]).T.tolist()
-    targets = targets[possible]
+    trial, outcome, rng = draw_start(task, start, settings.seed, world.size)
+    require_simulated(world, trial)
+    targets = propose(trial, simulated_robot(), settings.plans, settings.horizon, rng)[possible]
+    state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+    predictors: dict[str, Predictor] = {
+        "model": world, "carried along": CarriedAlong(world.robot),
+    }  # fmt: skip
     return {
-        "true": true,
-        "possible": possible,
-        "model": predicted_costs(world, trial, outcome, targets).T.tolist(),
-        "tool": _tool_distance(world, trial, targets).tolist(),
+        name: predicted_costs(predictor, state, trial, outcome, targets).T.tolist()
+        for name, predictor in predictors.items()
     }
 
 
 def predicted_costs(
-    world: World, trial: Trial, outcome: Outcome, targets: Float[np.ndarray, "k s j"]
+    predictor: Predictor,
+    state: State,
+    trial: Trial,
+    outcome: Outcome,
+    targets: Float[np.ndarray, "k s j"],
 ) -> Float[np.ndarray, "k s"]:
-    """Return what the model predicts a task's cost to be after every step of every plan [m].
+    """Return what is predicted of a task's cost after every step of every plan [m].
 
     The object is its visible particles; that their mean is not its centre cancels out.
     """
-    state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
     state.require(trial.place)
     rows = np.flatnonzero(state.current.mask & trial.place(np.asarray(state.current.positions)))
-    future = world.rollout(state, targets.astype(np.float32), features=False)
+    future = predictor.rollout(state, targets.astype(np.float32), features=False)
     moved = np.asarray(future.positions, np.float64)[:, :, rows]
     shift = (moved - np.asarray(state.current.positions, np.float64)[rows]).mean(2)
     before = trial.object_to_world[:3, 3]
     return outcome.cost(before, before + shift)
 
 
-def _tool_distance(
-    world: World, trial: Trial, targets: Float[np.ndarray, "k s j"]
-) -> Float[np.ndarray, "k"]:
-    """Return how near each plan's tool comes to the object [m]."""
-    poses = world.robot.link_poses(targets)[:, :, world.robot.links.index(trial.arm)]
-    return np.linalg.norm(poses[..., :3, 3] - trial.object_to_world[:3, 3], axis=-1).min(1)
-
-
-def summary(known: list[Entry], settings: RankingSettings) -> list[Row]:
-    """Return a row per task, horizon and predictor: means over starts with 95 % intervals."""
+def summary(task: str, entries: Sequence[Entry], horizon: int) -> list[Row]:
+    """Return a row per horizon and predictor: means over starts with 95 % intervals."""
     rows = []
-    for task in settings.tasks.split(","):
-        entries = [entry for entry in known if entry["task"] == task]
-        for step in sorted({min(3, settings.horizon - 1), settings.horizon - 1}):
-            for name in ("model", "tool path", "nothing moves", "random", "simulator"):
-                scores = np.array([_scores(entry, name, step) for entry in entries])
-                mean, ci95 = student_interval(scores)
-                cells = {
-                    key: plus_minus(_known(m), _known(c), 3)
-                    for key, m, c in zip(_SCORES, mean, ci95, strict=True)
-                }
-                rows.append({"task": task, "steps": step + 1, "ranked by": name} | cells)
+    for steps in sorted({step for step in SHOWN_STEPS if step < horizon} | {horizon}):
+        for name in PREDICTORS:
+            scores = np.array([_scores(entry, name, steps - 1) for entry in entries])
+            cells = {
+                key: plus_minus(_known(m), _known(c), 3)
+                for key, m, c in zip(_SCORES, *student_interval(scores), strict=True)
+            }
+            rows.append({"task": task, "steps": steps, "ranked by": name} | cells)
     return rows
+
+
+def verdicts(task: str, entries: Sequence[Entry]) -> list[str]:
+    """Say how the model stands after the last step beside the controls, start by start."""
+    by = {name: np.array([_scores(e, name, -1) for e in entries]) for name in PREDICTORS}
+    told = []
+    for control in ("tool path", "tool end", "carried along"):
+        mean, ci95 = student_interval(by["model"][:, :1] - by[control][:, :1])
+        verdict = "above" if mean[0] > ci95[0] else "below" if -mean[0] > ci95[0] else "not apart"
+        told.append(
+            f"{task}: Spearman of the model minus that of {control}: {mean[0]:.3f} ± "
+            f"{ci95[0]:.3f} over {len(entries)} starts ({verdict})."
+        )
+    model, random, best = (by[name][:, 3] for name in ("model", "random", "simulator"))
+    mean, ci95 = student_interval((model - 2 * random)[:, None])
+    ratio = model.mean() / random.mean() if random.mean() > 0 else np.inf
+    told.append(
+        f"{task}: the chosen plan succeeds in {model.sum():.0f} of {len(entries)} starts, "
+        f"{ratio:.1f} times as often as a random one (less twice that: {mean[0]:.3f} ± "
+        f"{ci95[0]:.3f}); {best.sum():.0f} starts have a plan that succeeds."
+    )
+    return told
 
 
 _SCORES = ("Spearman", "Kendall", "regret [m]", "success of the chosen")
 
 
 def _scores(entry: Entry, name: str, step: int) -> list[float]:
-    """Return `_SCORES` of one start."""
+    """Return `_SCORES` of one start; a correlation with outcomes that are all alike is unknown."""
     true = np.array(entry["true"][step])
     success = Outcome(entry["task"], np.zeros(2)).succeeds(true)
+    ranks = np.round(true, _ROUNDING_M)
+    known = np.nan if np.ptp(ranks) == 0 else 0.0
     if name in ("random", "nothing moves"):  # where nothing moves, all plans are alike
-        return [0.0, 0.0, float(true.mean() - true.min()), float(success.mean())]
-    ranked = {"model": np.array(entry["model"][step]), "tool path": np.array(entry["tool"])}
-    ranked["simulator"] = true
-    predicted = ranked[name]
+        return [known, known, float(true.mean() - true.min()), float(success.mean())]
+    if name == "simulator":
+        return [known + 1, known + 1, 0.0, float(success.any())]
+    given = np.array(entry[name])
+    predicted = given[step] if given.ndim == 2 else given
     chosen = int(np.argmin(predicted))
-    constant = np.ptp(predicted) == 0 or np.ptp(true) == 0
+    apart = known == 0 and np.ptp(predicted) > 0
     return [
-        np.nan if constant else _statistic(stats.spearmanr(predicted, true)),
-        np.nan if constant else _statistic(stats.kendalltau(predicted, true)),
+        _statistic(stats.spearmanr(predicted, ranks)) if apart else known,
+        _statistic(stats.kendalltau(predicted, ranks)) if apart else known,
         float(true[chosen] - true.min()),
         float(success[chosen]),
     ]
@@ -179,15 +185,22 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _spearman(entry: Entry) -> float:
-    return _scores(entry, "model", len(entry["true"]) - 1)[0]
-
-
-def _draw(known: list[Entry], tasks: list[str], file: Path) -> None:
-    figure = matplotlib.figure.Figure(figsize=(4.2 * len(tasks), 3.6), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for entry in known:
-            if entry["task"] == task:
-                axes.plot(entry["model"][-1], entry["true"][-1], ".", ms=3, alpha=0.4, color="C0")
-        axes.set(title=task, xlabel="predicted cost [m]", ylabel="true cost [m]")
-    figure.savefig(file, dpi=110)
+def _draw(entries: dict[str, list[Entry]], file: Path) -> None:
+    """Draw correlation by step, and all plans' predicted and true costs after the last step."""
+    figure = matplotlib.figure.Figure(figsize=(7.2, 3.0 * len(entries)), layout="constrained")
+    panels = figure.subplots(len(entries), 2, squeeze=False)
+    for (left, right), (task, own) in zip(panels, entries.items(), strict=True):
+        steps = range(len(own[0]["true"]))
+        for name in ("model", "carried along", "tool path", "tool end"):
+            scores = np.array([[_scores(e, name, step)[:1] for step in steps] for e in own])
+            mean, ci95 = (np.squeeze(x, -1) for x in student_interval(scores))
+            (line,) = left.plot([step + 1 for step in steps], mean, label=name)
+            low, high = mean - ci95, mean + ci95
+            left.fill_between([s + 1 for s in steps], low, high, color=line.get_color(), alpha=0.15)
+        left.axhline(0, color="0.7", lw=0.8)
+        left.set(title=task, xlabel="control steps", ylabel="Spearman, mean over starts")
+        for entry in own:
+            right.plot(entry["model"][-1], entry["true"][-1], ".", ms=2, alpha=0.35, color="C0")
+        right.set(title=task, xlabel="predicted cost [m]", ylabel="true cost [m]")
+    panels[0, 0].legend(fontsize=7)
+    figure.savefig(file, dpi=100)

@@ -1,6 +1,8 @@
 """Studies that take long: what is known is kept line by line, and a stopped study goes on there."""
 
+import dataclasses
 import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from hdvpd.planning.trials import (
     Trial,
     begin_trial,
     draw_outcome,
-    require_simulated,
+    simulated_robot,
 )
-from hdvpd.world.base import World
 from studies.outputs import make_folder, write_settings
 
 # Seeds of episodes count from 0; starts of plans are drawn far from them.
 _SEED = 10_000
+SIZE = (96, 128)
+"""Height and width of the images that controls see [px]: the demo's."""
 
 Entry = dict[str, Any]
 
@@ -45,20 +48,29 @@ class Kept:
       entries: all that are known.
     """
 
-    def __init__(self, out: Path, settings: Any) -> None:
+    def __init__(self, out: Path, settings: Any, extent: Sequence[str] = ()) -> None:
         """Open a new or a stopped study.
+
+        Args:
+          out: its folder.
+          settings: all that is set.
+          extent: names of settings that only say how much is done, so that they may change.
 
         Raises:
           UserError: `out` cannot be a folder, or holds a study with other settings.
         """
         make_folder(out)
-        _require_same(out / "settings.toml", settings)
+        _require_same(out / "settings.toml", settings, extent)
         self._file = out / "starts.jsonl"
         self.entries: list[Entry] = read_entries(self._file)
 
     def __contains__(self, key: Entry) -> bool:
         """Say whether an entry with these values is known."""
-        return any(key.items() <= entry.items() for entry in self.entries)
+        return bool(self.find(key))
+
+    def find(self, key: Entry) -> list[Entry]:
+        """Return the entries with these values."""
+        return [entry for entry in self.entries if key.items() <= entry.items()]
 
     def add(self, entry: Entry) -> None:
         """Keep one more."""
@@ -68,42 +80,72 @@ class Kept:
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Read the entries that a study kept; half a line, as a crash leaves it, does not count."""
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
+    """Read the entries that a study kept; half a line, as a crash leaves it, is cut off."""
+    text = file.read_text() if file.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        file.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
 
 
-def _require_same(file: Path, settings: Any) -> None:
+def borrowed_entries(folder: Path, settings: Any, extent: Sequence[str]) -> list[Entry]:
+    """Read the entries of another study; none where no folder is named (`Path("")`).
+
+    Args:
+      folder: of the other study.
+      settings: of this one.
+      extent: names of settings in which they may differ.
+
+    Raises:
+      UserError: there is no such study, or its settings are others.
+    """
+    if folder == Path():
+        return []
+    file = folder / "settings.toml"
+    if not file.is_file():
+        raise UserError(f"{folder} holds no study: it has no settings.toml.")
+    _refuse_others(file, settings, extent, "name another folder")
+    return read_entries(folder / "starts.jsonl")
+
+
+def _require_same(file: Path, settings: Any, extent: Sequence[str]) -> None:
     """Write the settings, or refuse to go on with a study that was begun with others."""
-    before = file.read_text() if file.exists() else None
+    if file.exists():
+        _refuse_others(file, settings, extent, "give another --out")
     aside = file.with_suffix(".new")
     write_settings(aside, settings)
-    if before is not None and aside.read_text() != before:
-        aside.unlink()
-        raise UserError(f"{file} was written by a study with other settings; give another --out.")
     aside.replace(file)
 
 
+def _refuse_others(file: Path, settings: Any, extent: Sequence[str], remedy: str) -> None:
+    old, new = tomllib.loads(file.read_text()), dataclasses.asdict(settings)
+    for key in new.keys() - set(extent):
+        if old.get(key) != new[key]:
+            raise UserError(
+                f"{file} was written by a study with other settings ({key} was {old.get(key)}, is "
+                f"{new[key]}); {remedy}."
+            )
+
+
 def draw_start(
-    world: World, task: str, start: int, seed: int
+    task: str, start: int, seed: int, size: tuple[int, int] = SIZE
 ) -> tuple[Trial, Outcome, np.random.Generator]:
     """Simulate a start and draw its goal.
 
     Args:
-      world: whose image size is taken, and whose robot must be that of the simulator.
       task: push or can.
       start: its number.
       seed: of the study.
+      size: height and width of the images [px]; nothing else depends on it.
 
     Returns:
       The start, what counts, and a generator for plans.
 
     Raises:
-      UserError: the run has no robot model, or another robot's; MuJoCo is missing.
+      UserError: MuJoCo is missing.
     """
-    robot, number = world.robot, TASKS.index(task)
-    trial = begin_trial(task, world.size, [_SEED + seed, number, start])
-    require_simulated(world, trial)
+    robot, number = simulated_robot(), TASKS.index(task)
+    trial = begin_trial(task, size, [_SEED + seed, number, start])
     rng = np.random.default_rng([seed, number, start])
     tool = robot.link_poses(trial.command[None].astype(np.float64))[0, robot.links.index(trial.arm)]
     return trial, draw_outcome(trial, tool[:3, 3], rng), rng

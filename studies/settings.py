@@ -338,11 +338,9 @@ def _require(settings: Any, name: str, condition: bool, expected: str) -> None:
 
 
 @dataclass(frozen=True)
-class RankingSettings:
-    """Rank plans by a trained model and by the simulator: correlation, regret, success."""
+class ExecutionSettings:
+    """Execute in the simulator the plans that `ranking` ranks: needs no model, and only once."""
 
-    run: str = "runs/demo"
-    """Run whose model ranks."""
     tasks: str = "push,can"
     """Tasks, separated by commas."""
     starts: int = 30
@@ -353,9 +351,6 @@ class RankingSettings:
     """Control steps of a plan, at least 4."""
     seed: int = 0
     """Seed of starts, goals and plans."""
-    executed: str = ""
-    """Folder of an earlier study of the same plans by another run: what it executed in the
-    simulator is taken over."""
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
@@ -365,17 +360,29 @@ class RankingSettings:
 
 
 @dataclass(frozen=True)
+class RankingSettings(ExecutionSettings):
+    """Rank plans by a trained model and by the simulator: correlation, regret, success."""
+
+    run: str = "runs/demo"
+    """Run whose model ranks."""
+    executed: str = ""
+    """Folder of `executions` of the same plans, to which missing ones are added; by default one in
+    --out."""
+
+
+@dataclass(frozen=True)
 class ClosedLoopSettings:
     """Model-predictive control in the simulator from images: success, distance, time."""
 
     run: str = "runs/demo"
-    """Run whose model plans."""
+    """Run whose model plans; not read where no model does."""
     tasks: str = "push,can"
     """Tasks, separated by commas."""
     starts: int = 20
     """Starts per task; none is in a simulated data set."""
     controllers: str = "all"
-    """Who plans, separated by commas: model, tool path, nothing moves, random, simulator."""
+    """Who plans, separated by commas: model, carried along, tool path, nothing moves, random,
+    simulator."""
     steps: int = 8
     """Control steps in all, at least 4; every plan reaches to the last."""
     every: int = 2
@@ -384,10 +391,13 @@ class ClosedLoopSettings:
     """Candidates per round of a decision."""
     rounds: int = 1
     """Rounds of iCEM per decision."""
-    videos: int = 1
+    videos: int = 2
     """Starts per task of which the model's control is filmed."""
     seed: int = 0
     """Seed of starts, goals and plans."""
+    controls: str = ""
+    """Folder of an earlier study with the same settings: what others than the model did there is
+    taken over."""
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""

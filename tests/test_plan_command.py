@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from extras import needed
+from PIL import Image
 
 from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
@@ -213,35 +214,94 @@ def test_a_trial_goes_on_from_where_it_was(trial):
     np.testing.assert_array_equal(later.joints[0], trial.joints[1])
 
 
-def test_the_studies_go_on_where_they_were_stopped(world, tmp_path, monkeypatch, capsys):
-    from studies import closed_loop, ranking
-    from studies.settings import ClosedLoopSettings, RankingSettings
+def test_the_ranking_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch):
+    from studies import executions, ranking
+    from studies.settings import ExecutionSettings, RankingSettings
 
     monkeypatch.setattr(ranking, "load", lambda run: world)
-    monkeypatch.setattr(closed_loop, "load", lambda run: world)
-    settings = RankingSettings(tasks="push", starts=2, plans=3, horizon=HORIZON)
-    ranking.main(tmp_path / "ranking", settings)
-    kept = (tmp_path / "ranking" / "starts.jsonl").read_text().splitlines()
-    (tmp_path / "ranking" / "starts.jsonl").write_text(kept[0] + '\n{"task": "pu')
-    monkeypatch.setattr(ranking, "rank_start", lambda *_: json.loads(kept[1]))
-    ranking.main(tmp_path / "ranking", settings)
-    assert (tmp_path / "ranking" / "ranking.csv").read_text().count("\n") == 1 + 5
-    with pytest.raises(UserError, match="with other settings"):
-        ranking.main(tmp_path / "ranking", RankingSettings(tasks="push", starts=3))
+    plans = {"tasks": "push", "plans": 3, "horizon": HORIZON}
+    executions.main(tmp_path / "executed", ExecutionSettings(starts=2, **plans))
+    with (tmp_path / "executed" / "starts.jsonl").open("a") as file:
+        file.write('{"task": "pu')  # as a crash leaves it
+    again = ExecutionSettings(starts=3, **plans)  # a study may be extended
+    executions.main(tmp_path / "executed", again)
+    kept = (tmp_path / "executed" / "starts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["start"] for line in kept] == [0, 1, 2]
 
-    names = ("model", "simulator", "random", "nothing moves", "tool path")
+    settings = RankingSettings(starts=3, executed=str(tmp_path / "executed"), **plans)
+    monkeypatch.setattr(executions, "draw_start", lambda *_: pytest.fail("executed already"))
+    ranking.main(tmp_path / "ranking", settings)
+    lines = (tmp_path / "ranking" / "starts.jsonl").read_text().splitlines()
+    for line, executed in zip(map(json.loads, lines), map(json.loads, kept), strict=True):
+        assert executed.items() <= line.items()
+        assert np.shape(line["model"]) == np.shape(line["carried along"]) == (HORIZON, 3)
+    monkeypatch.setattr(ranking, "rank_start", lambda *_: pytest.fail("known already"))
+    ranking.main(tmp_path / "ranking", settings)
+    rows = (tmp_path / "ranking" / "ranking.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(ranking.PREDICTORS)
+    assert rows[-1].startswith(f"push,{HORIZON},simulator,1.000")
+    assert "times as often as a random one" in (tmp_path / "ranking" / "ranking.md").read_text()
+    with pytest.raises(UserError, match=r"seed was 0, is 1.*--out"):
+        ranking.main(tmp_path / "ranking", dataclasses.replace(settings, seed=1))
+    with pytest.raises(UserError, match="plans was 3, is 4"):
+        ranking.main(tmp_path / "other", dataclasses.replace(settings, plans=4))
+
+
+def test_scores_of_a_ranking_are_their_definitions():
+    from studies.ranking import _scores
+
+    true = [[0.10, 0.02, 0.0204, 0.20]]
+    entry = {
+        "task": "push",
+        "true": true,
+        "model": [[0.3, 0.2, 0.1, 0.4]],
+        "tool path": [4, 3, 2, 1],
+    }
+    spearman, kendall, regret, success = _scores(entry, "model", 0)
+    # Outcomes that differ by less than a millimetre are ties: ranks 3, 1.5, 1.5, 4.
+    assert spearman == pytest.approx(np.corrcoef([3, 2, 1, 4], [3, 1.5, 1.5, 4])[0, 1])
+    assert kendall == pytest.approx(5 / np.sqrt(6 * 5))
+    assert regret == pytest.approx(0.0004)
+    assert success == 1
+    assert _scores(entry, "tool path", 0)[2:] == [pytest.approx(0.18), 0]
+    assert _scores(entry, "random", 0) == [0, 0, pytest.approx(0.0651), 0.5]
+    assert _scores(entry, "simulator", 0) == [1, 1, 0, 1]
+    alike = entry | {"true": [[0.1, 0.1, 0.1, 0.1]]}
+    assert np.isnan(_scores(alike, "model", 0)[0])
+
+
+def test_the_closed_loop_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch, capsys):
+    from studies import closed_loop
+    from studies.settings import ClosedLoopSettings
+
+    monkeypatch.setattr(closed_loop, "load", lambda run: pytest.fail("controls need no model"))
+    controls = ("carried along", "simulator", "random", "nothing moves", "tool path")
     loop = ClosedLoopSettings(
-        tasks="push", starts=1, steps=HORIZON, samples=2, controllers=",".join(names), every=4
+        tasks="push", starts=1, steps=HORIZON, samples=2, controllers=",".join(controls), every=4
     )
-    closed_loop.main(tmp_path / "loop", loop)
+    closed_loop.main(tmp_path / "controls", loop)
+
+    monkeypatch.setattr(closed_loop, "load", lambda run: world)
+    whole = dataclasses.replace(loop, controllers="all", controls=str(tmp_path / "controls"))
+    closed_loop.main(tmp_path / "loop", whole)
     lines = (tmp_path / "loop" / "starts.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
-    assert [entry["controller"] for entry in entries] == list(names)
+    assert sorted(entry["controller"] for entry in entries) == sorted(("model", *controls))
     assert all(len(entry["costs"]) == HORIZON + 1 for entry in entries)
-    assert (tmp_path / "loop" / "videos" / "push-0.mp4").stat().st_size > 0
+    told = {entry["controller"]: entry["expected"] for entry in entries}
+    assert told["random"] is told["tool path"] is None
+    assert told["simulator"] in (True, False)
+    with Image.open(tmp_path / "loop" / "videos" / "push-0.webp") as film:
+        assert film.size == (2 * 2 * 32, 2 * 24)
+        assert film.n_frames == HORIZON
     monkeypatch.setattr(closed_loop, "control", lambda *_: pytest.fail("known already"))
-    closed_loop.main(tmp_path / "loop", loop)
+    closed_loop.main(tmp_path / "loop", whole)
     assert "what happened" in capsys.readouterr().out
+    with pytest.raises(UserError, match="samples was 2, is 3"):
+        closed_loop.main(tmp_path / "third", dataclasses.replace(whole, samples=3))
+    with pytest.raises(UserError, match="holds no study"):
+        closed_loop.main(tmp_path / "third", dataclasses.replace(whole, controls="gone"))
+    assert not (tmp_path / "third").exists()
 
 
 def test_failures_have_causes():

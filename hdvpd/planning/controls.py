@@ -1,17 +1,54 @@
-"""What a model's choices are compared with: the simulator, no motion, chance, and geometry."""
+"""What a model's choices are compared with: the simulator, no or given motion, chance, geometry."""
 
 import dataclasses
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from hdvpd.data.robot import Robot
+from hdvpd.data.simulation import scene
+from hdvpd.encoders.particles import subsample, visible_points
+from hdvpd.evaluation.controls import carry_particles
 from hdvpd.planning.costs import AbstractCost, AbstractObjectCost, object_rows
 from hdvpd.planning.inverse_kinematics import link_number
 from hdvpd.planning.trials import Trial
 from hdvpd.types import Array, Float, ParticleCloud
 from hdvpd.world.future import Future, Images
 from hdvpd.world.state import State
+
+_FAR_M = 3.0
+
+
+def seen_surface(trial: Trial, robot: Robot, num_particles: int = 2048) -> State:
+    """Return the surfaces that a trial's two frames show: a state without features or a model.
+
+    Args:
+      trial: whose images are taken.
+      robot: whose joints were measured.
+      num_particles: drawn evenly of the visible points.
+    """
+    clouds = []
+    for frame in range(len(trial.rgb)):
+        points, valid = zip(*(
+            visible_points(depth_m, camera, scene.WORKSPACE_MIN, scene.WORKSPACE_MAX, _FAR_M)
+            for depth_m, camera in zip(trial.depth_m[frame], trial.cameras.values(), strict=True)
+        ), strict=True)  # fmt: skip
+        places = np.stack(points).reshape(-1, 3)
+        cloud = subsample(
+            places, np.zeros((len(places), 0), np.float32), np.stack(valid).reshape(-1),
+            num_particles, jax.random.key(frame), even=True,
+        )  # fmt: skip
+        clouds.append(jax.tree.map(np.asarray, cloud))
+    return State(
+        previous=clouds[0],
+        current=clouds[1],
+        colors=np.zeros((num_particles, 3), np.uint8),
+        robot=robot.points(trial.joints),
+        joints=trial.joints,
+        cameras=trial.cameras,
+        size=trial.size,
+    )
 
 
 def _cannot_render(*_: object) -> Images:
@@ -55,6 +92,46 @@ class NothingMoves:
             joint_targets=targets,
             kinematics=self.robot,
             render_cloud=_cannot_render,
+        )
+
+
+@dataclass(frozen=True)
+class CarriedAlong:
+    """Predicts that particles near the robot go along with it, and that nothing else moves.
+
+    Nothing of it is learned (`evaluation.controls.carry_particles`).
+
+    Attributes:
+      robot: that the plans are of.
+    """
+
+    robot: Robot
+
+    def rollout(
+        self,
+        state: State,
+        joint_targets: Float[Array, "*batch j"],
+        *,
+        chunk: int = 1,
+        features: bool = True,
+    ) -> Future:
+        """Carry the particles of the last observed step; see `World.rollout`."""
+        future = NothingMoves(self.robot).rollout(
+            state, joint_targets, chunk=chunk, features=features
+        )
+        planned = future.robot.positions.shape
+        plans = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(planned) - 3 :]), future.robot)
+        bare = [
+            dataclasses.replace(cloud, features=np.asarray(cloud.features)[:, :0])
+            for cloud in (state.previous, state.current)
+        ]
+        paths = []
+        for plan in range(len(plans.positions)):
+            robot = jax.tree.map(lambda a, b, k=plan: np.concatenate([a, b[k]]), state.robot, plans)
+            paths.append(np.asarray(carry_particles(*bare, robot).positions))
+        positions = np.stack(paths).reshape(np.shape(future.clouds.positions))
+        return dataclasses.replace(
+            future, clouds=dataclasses.replace(future.clouds, positions=positions)
         )
 
 

@@ -7,12 +7,13 @@ frames are observed, then joint targets decide what happens.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hdvpd.data.robot import Robot
-from hdvpd.data.simulation import clip, scene
+from hdvpd.data.simulation import bimanual, clip, scene
 from hdvpd.errors import UserError
 from hdvpd.planning.skills import AbstractSkill, Grasp, Push, turned
 from hdvpd.types import Camera, Float, UInt8
@@ -155,6 +156,11 @@ def begin_trial(task: str, size: tuple[int, int], seed: Sequence[int]) -> Trial:
         command=drawn.path[last],
         **_observed(task, drawn.model, states[-2:], size),
     )
+
+
+def simulated_robot() -> Robot:
+    """Return the kinematics of the simulated arms, as data sets of them carry it."""
+    return Robot(bimanual.robot(), Path("robot.json"))
 
 
 def require_simulated(world: World, trial: Trial) -> None:
