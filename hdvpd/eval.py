@@ -5,6 +5,7 @@ particles, from `eval.seed`.
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from hdvpd.evaluation.pixel_tables import summarize_pixels
 from hdvpd.evaluation.results import (
     Evaluation,
     Run,
+    ScenePage,
     moving_cameras,
     print_summary,
     require_same_frames,
@@ -54,6 +56,7 @@ def main(
     checkpoint_step: int | None = None,
     overrides: Tables | None = None,
     objects_only: bool = False,
+    scene_page: ScenePage | None = None,
 ) -> None:
     """Evaluate one run into its own folder, or several into one folder with a joint plot.
 
@@ -64,6 +67,8 @@ def main(
       checkpoint_step: which checkpoint; None takes each run's newest sound one.
       overrides: such as `{"eval": {"num_episodes": 4}}`, for every run.
       objects_only: score the motion of objects and render nothing.
+      scene_page: makes a page in three dimensions of a rollout, to which the report links; None
+        leaves it out.
 
     Raises:
       UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
@@ -94,7 +99,8 @@ def main(
             return
         compile_model = share_programs()
         evaluations = {name: evaluate(name, run, compile_model) for name, run in ready.items()}
-        videos = write_results(staging, evaluations)
+        results = os.path.relpath(target, report.parent)
+        videos = write_results(staging, evaluations, results, scene_page)
         publish(staging, target, report)
     for name, evaluation in evaluations.items():
         print_summary(name, evaluation)

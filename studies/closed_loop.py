@@ -55,6 +55,12 @@ LIFT_M = 0.12
 """How high a can should be lifted: more than what counts as success."""
 SHORTEST = 4
 """Control steps that a plan needs; with fewer left, the one under way goes on."""
+CAUSES = {
+    "push": ("never moved", "ended farther away", "stopped short or beside", "the arms touched"),
+    "can": ("never lifted", "dropped", "not lifted enough", "the arms touched"),
+}
+"""Of failures: the object was not brought anywhere, the wrong way, or not far enough; or the study
+ended there."""
 _MOVED_M, _HELD_M = 0.01, 0.04
 
 
@@ -84,9 +90,12 @@ def main(out: Path, settings: ClosedLoopSettings) -> None:
             kept.add(key | entry)
             print(f"{task} {start} {name}: {entry['costs'][-1]:.3f} m", flush=True)
     entries = [e for e in kept.entries if e["start"] < settings.starts]
+    rows = {task: failures(entries, task, names) for task in tasks}
     write_csv(out / "closed_loop.csv", summary(entries, tasks, names))
-    write_csv(out / "failures.csv", failures(entries, tasks, names))
-    text = [table(rows(entries, tasks, names)).markdown() for rows in (summary, failures)]
+    for task in tasks:
+        write_csv(out / f"failures_{task}.csv", rows[task])
+    text = [table(summary(entries, tasks, names)).markdown()]
+    text += [table(rows[task]).markdown() for task in tasks]
     (out / "closed_loop.md").write_text("\n".join(text))
     _draw(entries, tasks, names, out / "closed_loop.png")
     print("\n".join(text))
@@ -258,16 +267,15 @@ def decide(
 def cause(entry: Entry) -> str:
     """Say why a start failed, from what happened to the object."""
     costs = np.array(entry["costs"])
+    unmoved, wrong, short, touched = CAUSES[entry["task"]]
     if entry["touched"]:
-        return "the arms touched"
+        return touched
+    reached = -costs.min() if entry["task"] == "can" else np.abs(costs - costs[0]).max()
+    if reached < _MOVED_M:
+        return unmoved
     if entry["task"] == "can":
-        if -costs.min() < _MOVED_M:
-            return "never lifted"
-        return "dropped" if -costs.min() >= _HELD_M > -costs[-1] else "not lifted enough"
-    moved = np.abs(costs - costs[0]).max()
-    if moved < _MOVED_M:
-        return "never moved"
-    return "ended farther away" if costs[-1] > costs[0] else "stopped short or beside the goal"
+        return wrong if -costs.min() >= _HELD_M > -costs[-1] else short
+    return wrong if costs[-1] > costs[0] else short
 
 
 def summary(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]) -> list[Row]:
@@ -290,24 +298,21 @@ def summary(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]
     return rows
 
 
-def failures(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]) -> list[Row]:
-    """Return a row per task, controller and cause: how many starts, and what was expected."""
+def failures(entries: Sequence[Entry], task: str, names: Sequence[str]) -> list[Row]:
+    """Return a row per controller: in how many starts what happened, and what was expected."""
     rows = []
-    for task in tasks:
-        for name in names:
-            own = [e for e in entries if (e["task"], e["controller"]) == (task, name)]
-            causes = ["success" if e["success"] else cause(e) for e in own]
-            for what, count in sorted(Counter(causes).items()):
-                these = [e for e, found in zip(own, causes, strict=True) if found == what]
-                told = [e["expected"] for e in these if e["expected"] is not None]
-                rows.append({
-                    "task": task,
-                    "controller": name,
-                    "what happened": what,
-                    "starts": count,
-                    "of these a success was expected in": sum(told) if told else None,
-                    "the object was hidden in": sum(e["hidden"] for e in these),
-                })  # fmt: skip
+    for name in names:
+        own = [e for e in entries if (e["task"], e["controller"]) == (task, name)]
+        causes = Counter("success" if e["success"] else cause(e) for e in own)
+        wrong = [not e["success"] for e in own if e["expected"]]
+        expects = any(e["expected"] is not None for e in own)
+        rows.append({
+            "task": task,
+            "controller": name,
+            **{what: causes[what] for what in ("success", *CAUSES[task])},
+            "failed though success was expected": sum(wrong) if expects else None,
+            "object out of sight at a decision": sum(e["hidden"] for e in own),
+        })  # fmt: skip
     return rows
 
 

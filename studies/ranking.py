@@ -27,7 +27,7 @@ from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
 from studies.settings import RankingSettings
 
 PREDICTORS = (
-    "model", "carried along", "tool path", "tool end", "nothing moves", "random", "simulator",
+    "model", "carried along", "tool path", "tool end", "random", "nothing moves", "simulator",
 )  # fmt: skip
 """By whom plans are ranked: the model; particles near the robot that go along with it and nothing
 else; two distances of the tool's path (`executions`); chance; and the truth itself."""
@@ -62,7 +62,7 @@ def main(out: Path, settings: RankingSettings) -> None:
     rows = [row for task in tasks for row in summary(task, entries[task], settings.horizon)]
     write_csv(out / "ranking.csv", rows)
     told = [sentence for task in tasks for sentence in verdicts(task, entries[task])]
-    text = table(rows).markdown() + "\n" + "".join(f"- {sentence}\n" for sentence in told)
+    text = pages_part(rows) + "\n" + "".join(f"- {sentence}\n" for sentence in told)
     (out / "ranking.md").write_text(text)
     _draw(entries, out / "ranking.png")
     print(text)
@@ -128,6 +128,23 @@ def summary(task: str, entries: Sequence[Entry], horizon: int) -> list[Row]:
             }
             rows.append({"task": task, "steps": steps, "ranked by": name} | cells)
     return rows
+
+
+def pages_part(rows: Sequence[Row]) -> str:
+    """Return tables for a page: all scores after the last step, and Spearman by the steps."""
+    shown = [row for row in rows if row["ranked by"] != "nothing moves"]  # the same as random
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    last = max(row["steps"] for row in rows)
+    parts = []
+    for task in tasks:
+        own = [row for row in shown if row["task"] == task and row["steps"] == last]
+        cells = [{k: v for k, v in row.items() if k not in ("task", "steps")} for row in own]
+        parts.append(f"`{task}`, after {last} steps:\n\n{table(cells).markdown()}")
+    by_steps: dict[str, Row] = {}
+    for row in shown:
+        line = by_steps.setdefault(row["ranked by"], {"Spearman": row["ranked by"]})
+        line[f"{row['task']}, {row['steps']} steps"] = row["Spearman"]
+    return "\n".join([*parts, table(list(by_steps.values())).markdown()])
 
 
 def verdicts(task: str, entries: Sequence[Entry]) -> list[str]:
@@ -202,5 +219,7 @@ def _draw(entries: dict[str, list[Entry]], file: Path) -> None:
         for entry in own:
             right.plot(entry["model"][-1], entry["true"][-1], ".", ms=2, alpha=0.35, color="C0")
         right.set(title=task, xlabel="predicted cost [m]", ylabel="true cost [m]")
+        right.axline((0, 0), slope=1, color="0.7", lw=0.8, zorder=0)
+        right.locator_params(nbins=5)
     panels[0, 0].legend(fontsize=7)
     figure.savefig(file, dpi=100)

@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 
 import jax
@@ -110,7 +111,8 @@ def compared(tmp_path_factory, runs, traces):
     with pytest.MonkeyPatch.context() as patch:
         for name in traces:
             patch.setattr(Model, name, count(name))
-        evaluation.main(list(runs.values()), out=out, overrides=few_videos(1))
+        page = lambda clip, run: f"{clip.title} in {run.folder.name}"  # noqa: E731
+        evaluation.main(list(runs.values()), out=out, overrides=few_videos(1), scene_page=page)
     return out
 
 
@@ -217,6 +219,14 @@ def test_scores_agree_with_the_written_pictures(compared):
         # Rounding to 256 levels moves SSIM a little.
         assert metrics.ssim(prediction, truth) == pytest.approx(float(row["ssim"]), abs=0.01)
         assert metrics.psnr(prediction, truth) == pytest.approx(float(row["psnr"]), abs=0.05)
+
+
+def test_the_report_leads_to_a_page_in_three_dimensions(compared):
+    report = compared / "report" / "index.html"
+    ways = re.findall(r'href="(\S+)">The first rollout in three dimensions', report.read_text())
+    pages = [(report.parent / way).resolve().read_text() for way in ways]
+    assert [page.split(" in ")[1] for page in pages] == ["fresh", "noisy"]
+    assert all(page.startswith("episode 9") for page in pages)
 
 
 def test_every_part_is_traced_once(compared, traces):

@@ -63,7 +63,7 @@ def flags(tables: dict, prefix: str = "") -> list[str]:
     return words
 
 
-def test_the_tutorial_runs_from_a_recording_to_a_rollout(folder, monkeypatch):
+def test_the_tutorial_runs_from_a_recording_to_a_plan(folder, monkeypatch):
     """At a smaller size than the page's: fewer particles, layers and steps.
 
     The page's own model is used again by the command after it, for what it has compiled.
@@ -85,4 +85,7 @@ def test_the_tutorial_runs_from_a_recording_to_a_rollout(folder, monkeypatch):
     assert (folder / "rollouts" / "reach" / "index.html").is_file()
     assert (folder / "rollouts" / "reach" / "reach" / "video.mp4").is_file()
     assert names["future"].positions.shape[0] == len(names["reach"])
+    assert names["plan"].joint_targets.shape == (2, 3)
+    assert names["plan"].best_costs[-1] <= names["plan"].mean_costs[0]
+    assert (folder / "rollouts" / "plan" / "plan" / "video.mp4").is_file()
     assert hdvpd.load(folder / "runs" / "arm").robot.joints == ("shoulder", "elbow", "grip")

@@ -1,5 +1,7 @@
 """The viewer in a real browser: what is drawn, when it changes, and that nothing complains."""
 
+import threading
+
 import numpy as np
 import pytest
 from browsers import pixels
@@ -12,6 +14,7 @@ from hdvpd.viewing.offline import render_page  # noqa: E402 - they import viser
 from hdvpd.viewing.serving import served  # noqa: E402
 
 RED, BLUE = 0, 2
+ASIDE = (0.17, 0.25, 0.3)  # across the line of sight, so that cubes here and there are apart [m]
 ALL = 507  # particles of the cube, without padding
 
 
@@ -129,6 +132,37 @@ def test_what_is_in_the_box_is_removed_and_comes_back(shown, page):
     until(page, lambda p: count(p, BLUE) > 200)
 
 
+def select_and_drag(shown, page, to) -> None:
+    """Select the cube, then put the box elsewhere, as who drags its handle does."""
+    page.get_by_role("button", name="Select what is in the box").click()
+    says(page, f"{ALL} particles")
+    shown.editor.handle.position = to
+
+
+def test_what_is_in_the_box_is_moved_or_copied_to_where_it_is_dragged(shown, page):
+    first, start = pixels(page), tuple(shown.editor.handle.position)
+    page.get_by_text("Edit", exact=True).click()
+    page.get_by_label("selection box").wait_for()
+    select_and_drag(shown, page, ASIDE)
+    page.get_by_role("button", name="Move to the box").click()
+    moved = until(page, lambda p: count(p, BLUE) > 200 and abs(shift(p, first)) > 15)
+    assert not (strong(moved, BLUE) & strong(first, BLUE)).any()
+    page.get_by_role("button", name="Undo all").click()
+    until(page, lambda p: count(p, BLUE) > 200 and abs(shift(p, first)) < 2)
+    shown.editor.handle.position = start
+    select_and_drag(shown, page, ASIDE)
+    page.get_by_role("button", name="Copy to the box").click()
+    # Both are there: the cube where it was, and the other where it was moved before.
+    both = strong(first, BLUE) | strong(moved, BLUE)
+    until(page, lambda p: strong(p, BLUE)[both].mean() > 0.9 and count(p, BLUE) > 0.9 * both.sum())
+    assert [edit.action for edit in shown.editor.edits[0]] == ["copy"]
+    shown.editor.handle.position = start
+
+
+def shift(picture: np.ndarray, first: np.ndarray) -> float:
+    return column(picture, BLUE) - column(first, BLUE)
+
+
 def test_a_view_from_the_browser_is_rendered(shown, page):
     shown.time.value = 2
     page.get_by_text("Novel view").click()
@@ -151,6 +185,43 @@ def test_names_from_data_are_text_and_several_browsers_see_the_same(shown, page,
     shown.time.value = 4
     until(other, lambda p: count(p, BLUE) > 200)
     assert other.locator("img[src=x]").count() == 0
+
+
+def test_who_leaves_in_the_middle_disturbs_nobody(shown, page, open_page, monkeypatch, caplog):
+    other, third = open_page(address(shown)), open_page(address(shown))
+    first = until(other, lambda p: count(p, BLUE) > 200)
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    slider.press("End")  # one moves it, all see it
+    until(other, lambda p: abs(shift(p, first)) > 20)
+    tick(page.get_by_label("play", exact=True), True)
+    page.close()  # while it plays
+    until(other, lambda p: abs(shift(p, first)) < 2)
+    until(other, lambda p: abs(shift(p, first)) > 20)
+    shown.playing.value = False
+    # One asks for a picture and is gone before it is there.
+    asked, gone = threading.Event(), threading.Event()
+
+    def render(*_):
+        asked.set()
+        assert gone.wait(60)
+        return np.zeros((12, 16, 3), np.uint8)
+
+    monkeypatch.setattr(shown.source, "render", render)
+    clients = len(shown.server.get_clients())
+    third.get_by_text("Novel view").click()
+    third.get_by_role("button", name="Render from here").click()
+    assert asked.wait(60)
+    third.close()
+    for _ in range(300):
+        if len(shown.server.get_clients()) < clients:
+            break
+        other.wait_for_timeout(100)
+    gone.set()
+    says(other, "has gone")
+    shown.time.value = 0
+    until(other, lambda p: abs(shift(p, first)) < 2)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_page_without_a_server_plays(tmp_path, open_page):

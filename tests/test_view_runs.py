@@ -173,18 +173,21 @@ def test_mistakes_are_one_message(tmp_path, small_run, capsys):
     assert "should end in .rrd" in refused("export", str(small_run), "--out", "it.html")
 
 
-def test_the_verb_serves_until_it_is_told_to_stop(synthetic_dataset, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_verb_serves_until_it_is_told_to_stop(number, synthetic_dataset, tmp_path):
     words = [sys.executable, "-m", "hdvpd", "view", str(synthetic_dataset), "--port", "0"]
     running = subprocess.Popen(
-        words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
+        words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     lines = []
     for line in running.stdout:  # type: ignore[union-attr]
         lines.append(line)
         if "Ctrl-C" in line:
             break
-    running.send_signal(signal.SIGTERM)
-    rest, _ = running.communicate()
-    assert running.returncode == 0
+    running.send_signal(number)
+    rest, complaints = running.communicate()
+    assert running.returncode == 128 + number
+    assert "Traceback" not in complaints
     assert f"showing {synthetic_dataset} at http://localhost:" in "".join(lines)
     assert rest == "stopped\n"

@@ -1,5 +1,6 @@
 """`hdvpd eval`: roll out held-out episodes."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,10 @@ class Evaluate(AbstractCommand):
 
         from hdvpd import eval as evaluation
 
+        scene_page = None
+        if not self.objects_only and importlib.util.find_spec("viser"):
+            from hdvpd.viewing.clips import clip_page as scene_page
+
         return evaluation.main(
             list(self.runs),
             out=self.out,
@@ -57,4 +62,5 @@ class Evaluate(AbstractCommand):
             checkpoint_step=self.step,
             overrides=self.config,
             objects_only=self.objects_only,
+            scene_page=scene_page,
         )

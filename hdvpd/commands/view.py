@@ -42,7 +42,7 @@ class View(AbstractCommand):
 
         from hdvpd.viewing import main
 
-        main.view(
+        return main.view(
             self.source,
             host=self.host,
             port=self.port,

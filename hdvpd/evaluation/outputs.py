@@ -21,7 +21,7 @@ _REMEDY = (
 )
 _ARTEFACTS = (
     METRICS_FILE, "metrics.csv", "metrics.md", "episodes.csv", "ssim.png", "videos", "frames",
-    "motion.json", "motion.md", "motion.csv", "motion.png", "pixels.csv", "pixels.png",
+    "scenes", "motion.json", "motion.md", "motion.csv", "motion.png", "pixels.csv", "pixels.png",
 )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class RunReport:
       config_toml: the resolved configuration.
       facts: what it was made from, such as checkpoint and data set, as label and value.
       videos: of the shown episodes.
+      scene: address of a page in three dimensions; empty if there is none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class RunReport:
     config_toml: str
     facts: dict[str, str]
     videos: tuple[Video, ...]
+    scene: str = ""
 
 
 def _details(title: str, content: str) -> str:
@@ -121,6 +123,10 @@ def _run_section(run: RunReport) -> str:
     )
     notes = {LABELS[predictor]: text for predictor, text in _EXPLANATIONS.items()}
     shown = f"<h3>Rollouts</h3>{_videos(run.videos)}" if run.videos else ""
+    if run.scene:
+        shown += (
+            f'<p><a href="{html.escape(run.scene)}">The first rollout in three dimensions</a></p>'
+        )
     return (
         f'<section><h2>{html.escape(run.name)}</h2><dl class="facts">{facts}</dl>'
         f"{_verdicts(summary)}"

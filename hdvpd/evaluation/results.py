@@ -1,6 +1,8 @@
 """What evaluations of runs hold, and the files, tables and pages that are made of them."""
 
 import dataclasses
+import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from hdvpd.evaluation.pixel_tables import (
 )
 from hdvpd.evaluation.report import RunReport, Video, render_report
 from hdvpd.evaluation.verdicts import average_table, explain_table, judge, to_markdown
-from hdvpd.evaluation.videos import write_clip
+from hdvpd.evaluation.videos import Clip, write_clip
 from hdvpd.model import Model
 from hdvpd.training.run_folder import RunFolder
 
@@ -110,8 +112,24 @@ def describe(evaluation: Evaluation) -> dict[str, str]:
     }
 
 
-def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Path]:
-    """Write all files of an evaluation."""
+ScenePage = Callable[[Clip, Run], str]
+"""Makes a page in three dimensions, as `viewing.clips` does, of what a run rolled out."""
+
+
+def write_results(
+    staging: Path, evaluations: dict[str, Evaluation], results: str, scene_page: ScenePage | None
+) -> list[Path]:
+    """Write all files of an evaluation.
+
+    Args:
+      staging: an empty folder.
+      evaluations: by name of the run.
+      results: way from the report's folder to that of the results.
+      scene_page: is made of the first clip of every run.
+
+    Returns:
+      The videos' paths inside the folder.
+    """
     summaries = {name: e.summary for name, e in evaluations.items()}
     single = len(summaries) == 1
     curve = to_png(plot_curves(summaries))
@@ -127,6 +145,13 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
                 mp4 = staging / videos[-1]
                 poster = mp4.with_suffix(".jpg").read_bytes()
                 shown.append(Video(clip.title, mp4.read_bytes(), poster))
+            scene = ""
+            if scene_page is not None and evaluation.result.clips:
+                number, clip = evaluation.result.clips[0]
+                page = Path("scenes") / below / f"episode-{number:04d}.html"
+                (staging / page).parent.mkdir(parents=True, exist_ok=True)
+                (staging / page).write_text(scene_page(clip, evaluation.run), encoding="utf-8")
+                scene = urllib.parse.quote((Path(results) / page).as_posix())
             pages.append(
                 RunReport(
                     name=name,
@@ -134,6 +159,7 @@ def write_results(staging: Path, evaluations: dict[str, Evaluation]) -> list[Pat
                     config_toml=to_toml(evaluation.run.config),
                     facts=describe(evaluation),
                     videos=tuple(shown),
+                    scene=scene,
                 )
             )
         value = next(iter(summaries.values())) if single else {"runs": summaries}

@@ -20,6 +20,7 @@ class Editor:
 
     Attributes:
       edits: what was done to each scene, by its number.
+      handle: by which the box is dragged and turned.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Editor:
             move = gui.add_button("Move to the box")
             copy = gui.add_button("Copy to the box")
             undo = gui.add_button("Undo all")
-        self._handle = server.scene.add_transform_controls(
+        self.handle = server.scene.add_transform_controls(
             "/edit", scale=0.15, position=tuple(center), visible=False
         )
         self._frame = server.scene.add_box(
@@ -67,7 +68,7 @@ class Editor:
 
         @visible.on_update
         def _(_: Any) -> None:
-            self._handle.visible = self._frame.visible = visible.value
+            self.handle.visible = self._frame.visible = visible.value
 
         @self._size.on_update
         def _(_: Any) -> None:
@@ -82,8 +83,8 @@ class Editor:
     def box(self) -> Box:
         """Return the box as it stands."""
         pose = np.eye(4)
-        pose[:3, :3] = viser.transforms.SO3(np.asarray(self._handle.wxyz)).as_matrix()
-        pose[:3, 3] = self._handle.position
+        pose[:3, :3] = viser.transforms.SO3(np.asarray(self.handle.wxyz)).as_matrix()
+        pose[:3, 3] = self.handle.position
         return Box(pose, np.asarray(self._size.value))
 
     def take(self, scene: int, recording: Recording) -> None:

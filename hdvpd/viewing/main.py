@@ -49,8 +49,8 @@ def open_source(path: Path, **chosen: Any) -> AbstractSource:
     )
 
 
-def view(path: Path, *, host: str, port: int, **chosen: Any) -> None:
-    """Serve a page.
+def view(path: Path, *, host: str, port: int, **chosen: Any) -> int:
+    """Serve a page until a signal comes; return the exit status, see `serving.serve`.
 
     Args:
       path: see `open_source`.
@@ -65,7 +65,7 @@ def view(path: Path, *, host: str, port: int, **chosen: Any) -> None:
     from hdvpd.viewing.serving import require_free, serve
 
     require_free(host, port)
-    serve(open_source(path, **chosen), host, port)
+    return serve(open_source(path, **chosen), host, port)
 
 
 FORMATS: Mapping[str, str] = {"rerun": ".rrd", "html": ".html"}

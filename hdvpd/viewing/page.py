@@ -194,6 +194,8 @@ class Page:
         with self.working("rendering from this view"):
             pose, fov = camera_pose(client.camera), client.camera.fov
             image = self.source.render(self.recording, int(self.time.value), pose, fov)
+            if client.client_id not in self.server.get_clients():
+                raise UserError("The browser that asked for this view has gone.")
             shown = client.gui.add_modal("The model's view from here")
             with shown:
                 client.gui.add_image(image)

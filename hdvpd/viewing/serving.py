@@ -72,7 +72,7 @@ def served(source: AbstractSource, host: str, port: int) -> Iterator[Page]:
         stop_server(server)
 
 
-def serve(source: AbstractSource, host: str, port: int) -> None:
+def serve(source: AbstractSource, host: str, port: int) -> int:
     """Serve a page until the process is interrupted or terminated.
 
     Args:
@@ -80,13 +80,18 @@ def serve(source: AbstractSource, host: str, port: int) -> None:
       host: this machine's address at which it listens.
       port: 0 takes any that is free.
 
+    Returns:
+      The exit status, 128 and the number of the signal: 130 after Ctrl-C, 143 after SIGTERM.
+
     Raises:
       UserError: see `served`.
     """
-    stopped = threading.Event()
+    stopped, received = threading.Event(), 0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
+        nonlocal received
+        del frame
+        received = number
         stopped.set()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -99,3 +104,4 @@ def serve(source: AbstractSource, host: str, port: int) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     print("stopped", flush=True)
+    return 128 + received
