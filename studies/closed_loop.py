@@ -215,7 +215,8 @@ def control(
     rest: np.ndarray | None = None
     for decision in range(-(-settings.steps // settings.every)):
         started = time.perf_counter()
-        state = episode.observe()
+        seen = episode.observe()
+        state = seen.thinned(settings.particles)
         shown = bool(episode.trial.place(state.positions).any())
         plan, hidden = None, hidden or not shown
         if decision == 0:
@@ -234,7 +235,9 @@ def control(
             break
         costs += outcome.cost(place, poses[:, :3, 3]).tolist()
         if film is not None:
-            film.take(episode.trial, done, plan, outcome)
+            assert world is not None
+            future = None if plan is None else world.rollout(seen, plan.joint_targets)
+            film.take(episode.trial, done, future, outcome)
         episode.trial, rest = following, targets[len(done) :]
     success = not touched and bool(outcome.succeeds(np.asarray(costs[-1:]))[0])
     return {

@@ -7,7 +7,6 @@ from PIL import Image, ImageDraw
 
 from hdvpd.evaluation.videos import enlarge
 from hdvpd.geometry import project
-from hdvpd.planning.planner import Plan
 from hdvpd.planning.trials import Outcome, Trial
 from hdvpd.types import Camera, Float, UInt8
 from hdvpd.world.future import Future
@@ -28,18 +27,18 @@ class Film:
         self._shown = 0
 
     def take(
-        self, trial: Trial, done: Float[np.ndarray, "s j"], plan: Plan | None, outcome: Outcome
+        self, trial: Trial, done: Float[np.ndarray, "s j"], future: Future | None, outcome: Outcome
     ) -> None:
         """Add the steps that are executed now.
 
         Args:
           trial: as it stood before them.
           done: their joint targets.
-          plan: that was decided for them; None goes on with the one before.
+          future: what was predicted of the plan; None goes on with the one before.
           outcome: whose goal is marked.
         """
-        if plan is not None:
-            self._future, self._shown = plan.future, 0
+        if future is not None:
+            self._future, self._shown = future, 0
         rendered = trial.images(done)
         assert rendered is not None
         assert self._future is not None

@@ -86,7 +86,8 @@ def rank_start(
     trial, outcome, rng = draw_start(task, start, settings.seed, world.size)
     require_simulated(world, trial)
     targets = propose(trial, simulated_robot(), settings.plans, settings.horizon, rng)[possible]
-    state = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+    seen = world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+    state = seen.thinned(settings.particles)
     predictors: dict[str, Predictor] = {
         "model": world, "carried along": CarriedAlong(world.robot),
     }  # fmt: skip

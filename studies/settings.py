@@ -365,6 +365,8 @@ class RankingSettings(ExecutionSettings):
 
     run: str = "runs/demo"
     """Run whose model ranks."""
+    particles: int = 2048
+    """Particles per time step that are rolled out, at most: as many as in training suffice."""
     executed: str = ""
     """Folder of `executions` of the same plans, to which missing ones are added; by default one in
     --out."""
@@ -387,6 +389,8 @@ class ClosedLoopSettings:
     """Control steps in all, at least 4; every plan reaches to the last."""
     every: int = 2
     """Control steps between two decisions."""
+    particles: int = 2048
+    """Particles per time step that are rolled out, at most; films have all."""
     samples: int = 16
     """Candidates per round of a decision."""
     rounds: int = 1
@@ -401,5 +405,5 @@ class ClosedLoopSettings:
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        _require_positive(self, "starts", "every", "samples", "rounds")
+        _require_positive(self, "starts", "every", "samples", "rounds", "particles")
         _require(self, "steps", self.steps >= 4, "4 or more")

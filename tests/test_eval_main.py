@@ -7,6 +7,7 @@ parameters, whose prediction must depend on the actions.
 
 import csv
 import dataclasses
+import importlib.util
 import itertools
 import json
 import re
@@ -256,7 +257,10 @@ def test_one_run_is_evaluated_into_its_own_folder(run_copy, dataset, summaries, 
     picture = folder / "frames" / "episode-0009" / "step-00.png"
     for path in (video, video.with_suffix(".jpg"), folder / "ssim.png", picture):
         assert path.stat().st_size > 100
+    scene = folder / "scenes" / "episode-0009.html"
+    assert scene.is_file() == bool(importlib.util.find_spec("viser"))
     page = report.read_text()
+    assert ("../eval/scenes/episode-0009.html" in page) == scene.is_file()
     assert "data:video/mp4;base64," in page
     printed = capsys.readouterr().out
     assert all(str(path) in printed for path in (video, folder / "ssim.png", report))

@@ -180,6 +180,22 @@ def test_editing_by_place_changes_both_clouds(state):
         assert len(state_.positions) == value  # nothing changed in place
 
 
+def test_a_thinned_state_is_the_same_scene_with_fewer_particles(state):
+    few = state.thinned(40)
+    for cloud, whole in ((few.previous, state.previous), (few.current, state.current)):
+        assert cloud.mask.shape == (40,)
+        assert cloud.mask.all()
+        known = {tuple(row) for row in np.asarray(whole.positions)[whole.mask].tolist()}
+        kept = cloud.positions.tolist()
+        assert {tuple(row) for row in kept} <= known
+        assert len({tuple(row) for row in kept}) == 40
+    reach = np.linalg.norm(few.positions[:, None] - state.positions[None], axis=-1).min(0)
+    assert reach.max() < 0.5 * np.ptp(state.positions, axis=0).max()  # no part is left out
+    more = state.thinned(200)
+    np.testing.assert_array_equal(more.positions, state.positions)
+    assert more.current.mask.shape == (200,)
+
+
 def test_an_edited_state_is_rolled_out_and_rendered(small_world, state, targets):
     copied = state.copy(hdvpd.near((0.25, -0.25, 0.0), 0.2), (0.0, 0.05, 0.0))
     future = small_world.rollout(copied, targets)

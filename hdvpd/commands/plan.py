@@ -35,6 +35,8 @@ class PlanTask(AbstractCommand):
     """Candidates per round."""
     iterations: int = 2
     """Rounds."""
+    particles: int = 2048
+    """Particles that candidates are rolled out with, at most; the plan is shown with all."""
     step: Annotated[int | None, optional("INT")] = None
     """Checkpoint; by default the newest undamaged one."""
 
@@ -48,7 +50,7 @@ class PlanTask(AbstractCommand):
             self.run_folder,
             task=self.task,
             out=self.out,
-            search=Search(self.solver, self.samples, self.iterations, self.horizon),
+            search=Search(self.solver, self.samples, self.iterations, self.horizon, self.particles),
             seed=self.seed,
             goal=self.goal,
             checkpoint_step=self.step,

@@ -1,5 +1,6 @@
 """`hdvpd plan`: a plan for the simulated arms, what the model expects, and what it leads to."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,18 +47,20 @@ class Search:
       samples: candidates per round.
       iterations: rounds.
       horizon: control steps of the plan.
+      particles: that candidates are rolled out with, at most; the plan is shown with all.
     """
 
     solver: str = "icem"
     samples: int = 32
     iterations: int = 2
     horizon: int = 8
+    particles: int = 2048
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
         if self.solver not in SOLVERS:
             raise UserError(f"--solver {self.solver}: choose of {', '.join(SOLVERS)}.")
-        least = {"samples": 2, "iterations": 1, "horizon": 4}
+        least = {"samples": 2, "iterations": 1, "horizon": 4, "particles": 1}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise UserError(f"--{name} {getattr(self, name)}: give {value} or more.")
@@ -128,7 +131,8 @@ def find_plan(
     Raises:
       UserError: no particle shows the object, or the goal lies outside the workspace.
     """
-    place = trial.place
+    place, whole = trial.place, state
+    state = state.thinned(search.particles)
     seen = np.asarray(state.current.positions, np.float64)[object_rows(state, place)].mean(0)
     solver = SOLVERS[search.solver](num_samples=search.samples)
     space = skill(trial, world.robot, search.horizon, seen)
@@ -137,7 +141,8 @@ def find_plan(
         # What is seen of the block should move as far as its centre.
         goal = seen[:2] + outcome.goal - trial.object_to_world[:2, 3]
         cost = GoalPlace(place, (*goal.tolist(), np.nan))
-    return Planner(world, cost, space, solver, search.iterations).plan(state, rng)
+    plan = Planner(world, cost, space, solver, search.iterations).plan(state, rng)
+    return dataclasses.replace(plan, future=world.rollout(whole, plan.joint_targets))
 
 
 def _outcome(
