@@ -104,12 +104,7 @@ def main(
         publish(staging, target, report)
     for name, evaluation in evaluations.items():
         print_summary(name, evaluation)
-    for video in videos[:1]:
-        more = f" (and {len(videos) - 1} more)" if len(videos) > 1 else ""
-        print(f"video    {target / video}{more}")
-    for label, name in (("curve", "ssim.png"), ("table", "metrics.md"), ("numbers", METRICS_FILE)):
-        print(f"{label:8} {target / name}")
-    print(f"report   {report}", flush=True)
+    _say_where(target, report, videos)
 
 
 def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
@@ -222,6 +217,15 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
         for verdict in judge_motion(motion):
             print(verdict.text)
     print(f"\nnumbers  {target / 'motion.json'}\ntable    {target / 'motion.md'}", flush=True)
+
+
+def _say_where(target: Path, report: Path, videos: Sequence[Path]) -> None:
+    for video in videos[:1]:
+        more = f" (and {len(videos) - 1} more)" if len(videos) > 1 else ""
+        print(f"video    {target / video}{more}")
+    for label, name in (("curve", "ssim.png"), ("table", "metrics.md"), ("numbers", METRICS_FILE)):
+        print(f"{label:8} {target / name}")
+    print(f"report   {report}", flush=True)
 
 
 def _say(text: str) -> None:

@@ -29,6 +29,7 @@ from hdvpd.planning.skills import Grasp, Push  # noqa: E402
 from hdvpd.planning.solvers import ICEM  # noqa: E402
 from hdvpd.planning.trials import begin_trial, skill  # noqa: E402
 from hdvpd.world.state import near  # noqa: E402
+from studies.__main__ import PROGRAM, Study  # noqa: E402
 
 HORIZON = 4
 
@@ -129,9 +130,14 @@ def test_the_page_on_planning_runs(world, monkeypatch):
     names = {}
     exec(block, names)
     assert names["plan"].joint_targets.shape == (HORIZON, 16)
-    (lines,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    for line in lines.splitlines():
-        assert isinstance(HDVPD.parse(shlex.split(line)[1:]), PlanTask)
+    told = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL)).splitlines()
+    for words in map(shlex.split, told):
+        if words[0] == "hdvpd":
+            assert isinstance(HDVPD.parse(words[1:]), PlanTask)
+        else:
+            assert words[:3] == ["python", "-m", "studies"]
+            assert isinstance(PROGRAM.parse(words[3:]), Study)
+    assert len(told) == 6
 
 
 def test_the_simulator_plans_what_it_then_does(world, state, trial):

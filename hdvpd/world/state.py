@@ -163,23 +163,24 @@ class State:
 
         Particles are in Z order, so that every k-th of them leaves no part of the scene out.
         """
+        room = min(count, len(self.current.mask))
 
         def rows_of(cloud: ParticleCloud) -> np.ndarray:
             rows = np.flatnonzero(cloud.mask)
-            kept = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
+            kept = np.linspace(0, len(rows) - 1, min(room, len(rows))).round().astype(int)
             return rows[kept]
 
         def few(cloud: ParticleCloud) -> ParticleCloud:
             rows = rows_of(cloud)
             places, features = np.asarray(cloud.positions)[rows], np.asarray(cloud.features)[rows]
-            mask = np.arange(count) < len(rows)
-            return ParticleCloud(_padded(places, count), _padded(features, count), mask)
+            mask = np.arange(room) < len(rows)
+            return ParticleCloud(_padded(places, room), _padded(features, room), mask)
 
         return dataclasses.replace(
             self,
             previous=few(self.previous),
             current=few(self.current),
-            colors=_padded(self.colors[rows_of(self.current)], count),
+            colors=_padded(self.colors[rows_of(self.current)], room),
         )
 
     def save(self, file: str | Path) -> None:
