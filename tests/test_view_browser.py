@@ -139,7 +139,7 @@ def select_and_drag(shown, page, to) -> None:
     shown.editor.handle.position = to
 
 
-def test_what_is_in_the_box_is_moved_or_copied_to_where_it_is_dragged(shown, page):
+def test_what_is_in_the_box_is_moved_to_where_it_is_dragged(shown, page):
     first, start = pixels(page), tuple(shown.editor.handle.position)
     page.get_by_text("Edit", exact=True).click()
     page.get_by_label("selection box").wait_for()
@@ -149,13 +149,6 @@ def test_what_is_in_the_box_is_moved_or_copied_to_where_it_is_dragged(shown, pag
     assert not (strong(moved, BLUE) & strong(first, BLUE)).any()
     page.get_by_role("button", name="Undo all").click()
     until(page, lambda p: count(p, BLUE) > 200 and abs(shift(p, first)) < 2)
-    shown.editor.handle.position = start
-    select_and_drag(shown, page, ASIDE)
-    page.get_by_role("button", name="Copy to the box").click()
-    # Both are there: the cube where it was, and the other where it was moved before.
-    both = strong(first, BLUE) | strong(moved, BLUE)
-    until(page, lambda p: strong(p, BLUE)[both].mean() > 0.9 and count(p, BLUE) > 0.9 * both.sum())
-    assert [edit.action for edit in shown.editor.edits[0]] == ["copy"]
     shown.editor.handle.position = start
 
 

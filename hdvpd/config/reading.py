@@ -316,7 +316,8 @@ def toml_value(value: Any) -> str:
 def toml_lines(table: Tables, name: str = "") -> list[str]:
     """Return the lines of a table: its values, then the tables in it under their dotted names."""
     values = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
-    lines = [f"[{name}]", *values, ""] if name and (values or not table) else []
+    head = [f"[{name}]"] if name else []
+    lines = [*head, *values, ""] if values or (name and not table) else []
     for key, value in table.items():
         if isinstance(value, Mapping):
             lines += toml_lines(value, f"{name}.{key}" if name else key)
