@@ -9,8 +9,6 @@ arXiv 2410.03462, App. C.3; every other value is our default and says so.
 """
 
 import abc
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
