@@ -21,6 +21,7 @@ from flax import nnx
 
 from hdvpd.config import Config, RenderConfig
 from hdvpd.config.experiments import load_config
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.encoders.particles import color_features, subsample, visible_points, white_targets
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=4)
     arguments = parser.parse_args()
     config = load_config(arguments.experiment)
-    dataset = Dataset(arguments.path or config.data.path)
+    dataset = Dataset(arguments.path) if arguments.path else open_dataset(config.data)
     print("particles  SSIM   depth error [cm]  absolute [cm]  option")
     for particles in arguments.particles or [config.model.num_particles]:
         model = dataclasses.replace(config.model, num_particles=particles)

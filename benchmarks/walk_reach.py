@@ -17,7 +17,7 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config
-from hdvpd.data.store import Dataset
+from hdvpd.data.mixture import open_dataset
 from hdvpd.data.windows import read_window
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--particles", type=int, nargs="+", default=[1024, 4096, 32768])
     arguments = parser.parse_args()
     config = load_config(arguments.experiment)
-    dataset = Dataset(config.data.path)
+    dataset = open_dataset(config.data)
     scene = dataset.scene_spec(config.data)
     episodes = [info.number for info in dataset.split("train")[: arguments.episodes]]
     windows = [read_window(dataset, episode, 0, 3, config.data) for episode in episodes]
