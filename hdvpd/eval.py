@@ -4,9 +4,10 @@ The same checkpoint, data and settings give the same numbers: nothing is random 
 particles, from `eval.seed`.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hdvpd.config import Config, SceneSpec
@@ -41,10 +42,12 @@ from hdvpd.evaluation.results import (
     write_results,
 )
 from hdvpd.evaluation.rollouts import CompileModel
+from hdvpd.evaluation.spreading import spread_model
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.packed import find_packed, unpack
+from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
 
 
@@ -75,7 +78,10 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
-    folders = find_runs(runs)
+    team = Team.here()
+    # The primary first, for it may have to unpack a model for all.
+    team.together(lambda: find_runs(runs) if team.primary else None)
+    folders = team.together(lambda: find_runs(runs))
     if out is None and len(folders) > 1:
         raise UserError(
             f"{len(folders)} runs are compared in one place: say where with --out DIR, for example "
@@ -87,18 +93,20 @@ def main(
     first = next(iter(folders.values()))
     target = first / "eval" if out is None else out
     report = (first if out is None else out) / "report" / "index.html"
-    with staging_folder(target) as staging:
-        ready = {}
-        for name, folder in folders.items():
-            file = str(folder / "config.toml")
-            configure = functools.partial(apply_overrides, overrides=overrides or {}, source=file)
-            ready[name] = prepare(folder, checkpoint_step, configure)
-        require_same_frames(ready)
+    with contextlib.ExitStack() as opened:
+        # Processes but the primary compute, and neither write nor talk.
+        place = staging_folder(target) if team.primary else contextlib.nullcontext(target)
+        staging = team.together(lambda: opened.enter_context(place))
+        ready = team.together(lambda: prepare_all(folders, checkpoint_step, overrides or {}))
+        say = _say if team.primary else lambda text: None
         if objects_only:
-            report_motion(target, ready)
+            report_motion(target, ready, say)
             return
         compile_model = share_programs()
-        evaluations = {name: evaluate(name, run, compile_model) for name, run in ready.items()}
+        found = {name: evaluate(name, run, compile_model, say) for name, run in ready.items()}
+        if not team.primary:
+            return
+        evaluations = {name: result for name, result in found.items() if result is not None}
         results = os.path.relpath(target, report.parent)
         videos = write_results(staging, evaluations, results, scene_page)
         publish(staging, target, report)
@@ -138,6 +146,19 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
     }
 
 
+def prepare_all(
+    folders: Mapping[str, Path], checkpoint_step: int | None, overrides: Tables
+) -> dict[str, Run]:
+    """Load runs that are to be scored on the same frames; arguments and errors as in `main`."""
+    ready = {}
+    for name, folder in folders.items():
+        file = str(folder / "config.toml")
+        configure = functools.partial(apply_overrides, overrides=overrides, source=file)
+        ready[name] = prepare(folder, checkpoint_step, configure)
+    require_same_frames(ready)
+    return ready
+
+
 def prepare(
     folder: Path, checkpoint_step: int | None, configure: Callable[[Config], Config]
 ) -> Run:
@@ -166,14 +187,18 @@ def prepare(
     return Run(folder, model, step, config, dataset, windows, frames)
 
 
-def evaluate(name: str, run: Run, compile_model: CompileModel) -> Evaluation:
-    """Evaluate one run; `compile_model` gives the model its compiled parts.
+def evaluate(
+    name: str, run: Run, compile_model: CompileModel, say: Callable[[str], None]
+) -> Evaluation | None:
+    """Evaluate one run; `compile_model` gives the model its compiled parts, `say` is told.
 
     Returns:
-      Scores, clips and the object of metrics.json.
+      Scores, clips and the object of metrics.json; None in all processes but the primary.
     """
     subject = (name, run.model, run.config, run.dataset, run.windows)
-    result = evaluate_run(*subject, say=_say, compile_model=compile_model)
+    result = evaluate_run(*subject, say=say, compile_model=compile_model)
+    if result is None:
+        return None
     shown = ("cameras", "steps", "predictors")
     settings = {k: v for k, v in run.frames.items() if k not in shown} | {
         "checkpoint_step": run.checkpoint_step,
@@ -189,7 +214,7 @@ def evaluate(name: str, run: Run, compile_model: CompileModel) -> Evaluation:
     return Evaluation(run, result, summarize(result.scores, settings))
 
 
-def report_motion(target: Path, runs: dict[str, Run]) -> None:
+def report_motion(target: Path, runs: dict[str, Run], say: Callable[[str], None]) -> None:
     """Score the motion of objects of every run, print and write it, and render nothing.
 
     Raises:
@@ -204,9 +229,12 @@ def report_motion(target: Path, runs: dict[str, Run]) -> None:
                 "(docs/data-format.md). Simulate the data set again, or leave out --objects-only."
             )
         windows = all_windows(run.dataset, run.config, SPLIT)
-        compiled = compile_model(run.model)
-        scores = evaluate_motion(compiled, run.config, run.dataset, windows, _say)
-        motions[name] = summarize_motion(scores)
+        spread = spread_model(run.model, run.config.eval.num_devices, compile_model)
+        scores = evaluate_motion(spread, run.config, run.dataset, windows, say)
+        if scores is not None:
+            motions[name] = summarize_motion(scores)
+    if not motions:  # of another process
+        return
     write_motion(target, motions)
     for name, motion in motions.items():
         print(f"\n{name}, checkpoint {runs[name].checkpoint_step}")

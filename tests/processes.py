@@ -12,13 +12,15 @@ from typing import Any
 from hdvpd.config import Config
 from hdvpd.config.experiments import to_toml
 
-TRAIN = """
+COMMAND = """
 import sys
+from hdvpd.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+TRAIN = """
 from hdvpd.training import step
 import scenes
 step.Model = scenes.{model}
-from hdvpd.__main__ import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -45,23 +47,22 @@ def start_training(
     """Start the processes of one training; `finish` waits for them and leaves none behind."""
     file = run_dir.parent / f"{run_dir.name}.toml"
     file.write_text(to_toml(config))
+    train = ["train", str(file), "--runs-dir", str(run_dir.parent), "--name", run_dir.name, *words]
+    return start(train, count, devices=devices, before=TRAIN.format(model=model))
+
+
+def start(
+    words: Sequence[str], count: int, *, devices: int = 1, before: str = ""
+) -> list[subprocess.Popen[str]]:
+    """Start a command in several processes that join, each with so many devices."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths()),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
-        "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": flags,  # the last of equal flags counts
     }
     port = free_port()
-    command = [
-        sys.executable,
-        "-c",
-        TRAIN.format(model=model),
-        "train",
-        str(file),
-        "--runs-dir",
-        str(run_dir.parent),
-    ]
-    command += ["--name", run_dir.name, *words]
+    command = [sys.executable, "-c", before + COMMAND, *words]
     if count > 1:
         command += ["--distributed", "--coordinator", f"127.0.0.1:{port}"]
         command += ["--num-processes", str(count), "--process-id"]

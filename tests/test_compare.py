@@ -4,10 +4,12 @@ The model behind the real commands has a few parameters, so that compiling takes
 and the members still change what it predicts.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import signal
+import types
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.model import Model
+from hdvpd.reporting.files import locked
 from hdvpd.training import checkpoints, step
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.run_folder import RunFolder
@@ -198,6 +201,31 @@ def test_a_shared_compiled_model_uses_each_models_own_parameters(out):
     own = encode(first, jax.random.key(0))
     np.testing.assert_allclose(shared[1].features[0], own.features, atol=1e-5)
     assert not np.allclose(shared[0].features, shared[1].features, atol=1e-3)
+
+
+def test_what_another_process_trains_and_scores_is_left_to_it(
+    out, experiment, tmp_path, monkeypatch, capsys
+):
+    copy = shutil.copytree(out, tmp_path / "copy")
+    shutil.rmtree(copy / "runs" / "none-0" / "checkpoints" / "2")
+    (copy / "runs" / "grf-0" / "scores.json").unlink()
+    others = contextlib.ExitStack()
+    others.enter_context(RunFolder(copy / "runs" / "none-0").lock())
+    others.enter_context(locked(copy / "runs" / "grf-0" / ".lock-scores", "held", "none"))
+    looked = []
+
+    def look_again(seconds):  # the other process ends while this one sleeps
+        looked.append(capsys.readouterr().out)
+        others.close()
+
+    monkeypatch.setattr(compare_runs, "time", types.SimpleNamespace(sleep=look_again))
+    assert compare_members(experiment, copy) == 0
+    assert len(looked) == 1
+    assert "none-0: another process is at it" in looked[0]
+    assert "grf-1 is finished" in looked[0]
+    assert "none-0 training" not in looked[0]
+    for name in RESULTS[:1]:
+        assert json.loads((copy / name).read_text()) == json.loads((out / name).read_text())
 
 
 def test_a_damaged_checkpoint_is_not_a_finished_run(out, experiment, tmp_path):

@@ -1,5 +1,7 @@
 import itertools
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -68,6 +70,25 @@ def test_a_resumed_loader_continues_exactly(pristine):
     whole = take(make_loader(pristine), 10)
     rest = take(make_loader(pristine, start_step=6), 4)
     jax.tree.map(np.testing.assert_array_equal, rest, whole[6:])
+
+
+NEXT = """
+import sys
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import WindowIndex
+index = WindowIndex(Dataset(sys.argv[1]), "train", 4)
+print([index.sample(7, step, 2) for step in range(11, 61)])
+"""
+
+
+def test_a_new_process_draws_the_same_next_hundred_windows(pristine):
+    done = subprocess.run(
+        [sys.executable, "-c", NEXT, str(pristine)], capture_output=True, text=True, check=True
+    )
+    index = WindowIndex(Dataset(pristine), "train", 4)
+    expected = [index.sample(7, step, 2) for step in range(11, 61)]
+    assert sum(map(len, expected)) == 100
+    assert done.stdout.strip() == str(expected)
 
 
 def test_processes_read_the_parts_of_one_batch(pristine):

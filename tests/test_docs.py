@@ -56,6 +56,14 @@ def test_pages_named_in_the_code_exist():
     assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
 
 
+def test_tests_named_in_pages_exist():
+    files = [*(ROOT / "tests").glob("*.py")]
+    defined = {name for f in files for name in re.findall(r"def (test_\w+)", f.read_text())}
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 60
+    assert named - defined - {file.stem for file in files} == set()
+
+
 def test_additions_to_the_papers_are_off_unless_an_experiment_says_so():
     page = (ROOT / "docs" / "concepts.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.(\w+) = (\S+)` \|", page, re.MULTILINE)

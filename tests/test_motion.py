@@ -18,6 +18,8 @@ from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.evaluation import motion_plots, motion_tables, objects
 from hdvpd.evaluation.rollouts import CompiledModel
+from hdvpd.evaluation.spreading import SpreadModel
+from hdvpd.training.processes import Team
 
 STEPS = 3
 BOX = ((-0.5, -0.5, -0.05), (0.5, 0.5, 0.5))
@@ -63,8 +65,9 @@ def unused(*arguments):
 @pytest.fixture(scope="module")
 def scores(dataset, config):
     compiled = CompiledModel(encode, go_with_the_tool, unused, unused)
+    model = SpreadModel((compiled,), (jax.devices()[0],), Team())
     windows = objects.all_windows(dataset, config, "test")
-    return objects.evaluate_motion(compiled, config, dataset, windows)
+    return objects.evaluate_motion(model, config, dataset, windows)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 import scenes
 
 import hdvpd.train
+from hdvpd.__main__ import main as command
 from hdvpd.config import Config
 from hdvpd.errors import UserError
 from hdvpd.training import step as step_module
@@ -86,6 +87,58 @@ def test_two_processes_train_as_one_device_does(
     assert "step 6 is saved" in done[0][1]
     assert "step 6" not in done[1][1]
     assert (run / "first_batch.png").is_file()
+
+
+def test_eight_devices_of_one_process_train_as_one_does(
+    config: Config, tmp_path: Path, tiny: None
+) -> None:
+    """The last validation batch, of three windows, is ragged: no device waits for a window."""
+    eight = with_train(config, batch_size=8)
+    hdvpd.train.main(eight, run_dir=tmp_path / "one")
+    (done,) = processes.finish(
+        processes.start_training(
+            with_train(eight, num_devices=0, shard_state=True), tmp_path / "eight", 1, devices=8
+        )
+    )
+    assert done[0] == 0, done
+    assert_same_losses(tmp_path / "eight", tmp_path / "one")
+
+
+def test_processes_and_devices_evaluate_as_one_device_does(small_run: Path, tmp_path: Path) -> None:
+    """Three windows and four devices in two processes; every number has the same bits."""
+    words = ["eval", str(small_run), "--steps", "1", "--eval.windows-per-episode", "3"]
+    words += ["--eval.num-videos", "1", "--out"]
+    assert command([*words, str(tmp_path / "one")]) == 0
+    done = processes.finish(
+        processes.start([*words, str(tmp_path / "four"), "--eval.num-devices", "0"], 2, devices=2)
+    )
+    assert [status for status, _, _ in done] == [0, 0], done
+    one, four = tmp_path / "one", tmp_path / "four"
+    names = {str(f.relative_to(one)) for f in one.rglob("*") if f.is_file()}
+    assert names == {str(f.relative_to(four)) for f in four.rglob("*") if f.is_file()}
+    for name in names:
+        if name.endswith((".json", ".csv", ".md")) or "frames/" in name:
+            assert (four / name).read_bytes() == (one / name).read_bytes(), name
+    assert "window 1/3" in done[0][1]
+    assert "window" not in done[1][1]
+
+
+def test_a_process_lost_in_an_evaluation_ends_it(small_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    started = processes.start(["eval", str(small_run), "--out", str(out)], 2)
+    try:
+        deadline = time.monotonic() + 300
+        while not out.is_dir():  # both have joined
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started[1].kill()
+        (status, _, errors), _ = processes.finish(started, seconds=200)
+    finally:
+        for process in started:
+            process.kill()
+    assert status == LOST_STATUS, errors
+    assert "another of the 2 processes is gone" in errors
+    assert not (out / "metrics.json").exists()
 
 
 def test_a_lost_process_ends_the_job_and_fewer_continue_it(

@@ -190,6 +190,20 @@ def test_a_data_set_that_goes_away_under_a_job_is_named(pristine: Path, tmp_path
             list(itertools.islice(loading, 100))
 
 
+def test_a_data_set_that_is_overwritten_under_a_job_is_named(
+    pristine: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(pristine, tmp_path / "scene"))
+    with open_loader(path) as loading:
+        next(loading)
+        for file in path.rglob("c.*"):
+            content = bytearray(file.read_bytes())
+            content[: len(content) // 2] = bytes(len(content) // 2)
+            file.write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(str(path))):
+            list(itertools.islice(loading, 100))
+
+
 def test_a_clock_that_goes_backwards_spoils_no_rate(
     tmp_path: Path, debug_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

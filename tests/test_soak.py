@@ -1,34 +1,24 @@
-"""The promises of docs/reliability.md that take minutes to test: `make soak`."""
+"""The promises of docs/reliability.md on training that take minutes to test: `make soak`."""
 
 import dataclasses
 import json
-import multiprocessing
-import multiprocessing.process
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import processes
 import pytest
-import test_importers
-import test_simulation
 from test_checkpoints import assert_same, make_state
 from test_processes import assert_same_losses, losses, wait_for_checkpoint, with_train
 
 from hdvpd.config import Config
-from hdvpd.data.importers import FORMATS
-from hdvpd.data.importers.driver import import_dataset
-from hdvpd.data.simulation import bimanual
+from hdvpd.config.experiments import to_toml
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
-from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 
 pytestmark = pytest.mark.soak
@@ -96,77 +86,68 @@ def test_a_signal_to_one_process_stops_all(config: Config, tmp_path: Path) -> No
     assert max(step for kind, step in losses(run) if kind == "train") == last
 
 
+def test_a_run_killed_at_any_moment_ends_as_one_never_killed(
+    config: Config, tmp_path: Path
+) -> None:
+    """Also between a save and the validation of its step: each validation is there, once."""
+    config = with_train(config, num_steps=40, batch_size=2, validate_every=2, checkpoint_every=2)
+    begun = time.monotonic()
+    (done,) = processes.finish(processes.start_training(config, tmp_path / "whole", 1))
+    assert done[0] == 0, done
+    lasts_s, killed = time.monotonic() - begun, 0
+    for number in range(12):
+        with processes.running(config, tmp_path / "run", 1, "--resume", "auto") as (process,):
+            # A start takes most of the time; from there on at any moment.
+            time.sleep(lasts_s * random.Random(number).uniform(0.6, 1.0))
+            killed += process.poll() is None
+            process.kill()
+    assert killed > 3
+    (done,) = processes.finish(
+        processes.start_training(config, tmp_path / "run", 1, "--resume", "auto")
+    )
+    assert done[0] == 0, done
+    log = "metrics.jsonl"
+    assert (tmp_path / "run" / log).read_bytes() == (tmp_path / "whole" / log).read_bytes()
+
+
+def test_two_commands_share_a_comparison(tmp_path: Path, debug_config: Config) -> None:
+    """Every run is trained and scored once, whoever does it, and both print the same tables."""
+    write_synthetic_dataset(tmp_path / "scene", episodes=20, steps=4, height=32, width=40, seed=0)
+    config = with_train(debug_config, num_steps=2, log_every=1, checkpoint_every=1)
+    data = dataclasses.replace(config.data, path=str(tmp_path / "scene"))
+    config = dataclasses.replace(with_train(config, validate_every=0), data=data)
+    (tmp_path / "tiny.toml").write_text(to_toml(config))
+    words = ["compare", str(tmp_path / "tiny.toml"), "--members", "none,grf", "--seeds", "3"]
+    both = [
+        processes.start([*words, "--out", str(tmp_path / "out")], 1, before=COMPARE)[0]
+        for _ in range(2)
+    ]
+    done = processes.finish(both)
+    assert [status for status, _, _ in done] == [0, 0], done
+    for run in (tmp_path / "out" / "runs").iterdir():
+        steps = [step for kind, step in losses(run) if kind == "train"]
+        assert steps == [1, 2], run
+    (alone,) = processes.finish(
+        processes.start([*words, "--out", str(tmp_path / "alone")], 1, before=COMPARE)
+    )
+    assert alone[0] == 0, alone
+    shared, expected = (tmp_path / name / "curves.csv" for name in ("out", "alone"))
+    assert shared.read_text() == expected.read_text()
+
+
+COMPARE = """
+import test_compare
+from hdvpd.training import checkpoints, step
+step.Model = checkpoints.Model = test_compare.TinyModel
+"""
+
+
 def test_a_refusal_in_one_process_ends_all(config: Config, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     done = processes.finish(processes.start_training(config, tmp_path / "run", 2), seconds=120)
     assert [status for status, _, _ in done] == [2, 2], done
     assert "already exists" in done[0][2]
-
-
-def content(path: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
-
-
-def complete_after_kills(
-    write: Callable[..., object], out: Path, whole: Path, *arguments: object, **settings: object
-) -> None:
-    """Write a data set whole; then another that is killed twenty times, completed, and equal."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([write.__module__])
-
-    def begin(path: Path) -> multiprocessing.process.BaseProcess:
-        process = context.Process(target=write, args=(*arguments, path), kwargs=settings)
-        process.start()
-        return process
-
-    begin(whole.with_name("warm")).join()  # starts the server
-    started = time.monotonic()
-    process = begin(whole)
-    process.join()
-    assert process.exitcode == 0
-    whole_s, killed = time.monotonic() - started, 0
-    for number in range(20):
-        process = begin(out)
-        process.join(random.Random(number).uniform(0.1, whole_s))
-        killed += process.is_alive()
-        process.kill()
-        process.join()
-        try:
-            Dataset(out).check_arrays()
-            shutil.rmtree(out)
-        except UserError:  # what is unfinished is refused
-            pass
-    assert killed > 5
-    process = begin(out)
-    process.join()
-    assert process.exitcode == 0
-    assert content(out) == content(whole)
-
-
-def write_toy(path: Path) -> None:
-    write_synthetic_dataset(path, episodes=20, steps=12, height=48, width=64, seed=0)
-
-
-def write_simulated(path: Path) -> None:
-    bimanual.simulate(path, **test_simulation.ARGUMENTS, workers=1)
-
-
-def test_a_toy_data_set_killed_twenty_times_ends_as_one_never_killed(tmp_path: Path) -> None:
-    complete_after_kills(write_toy, tmp_path / "out", tmp_path / "whole")
-
-
-@test_simulation.needs_rendering
-def test_a_simulation_killed_twenty_times_ends_as_one_never_killed(tmp_path: Path) -> None:
-    complete_after_kills(write_simulated, tmp_path / "out", tmp_path / "whole")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_an_import_killed_twenty_times_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
-    source, options = test_importers.write_source(name, tmp_path)
-    complete_after_kills(
-        import_dataset, tmp_path / "out", tmp_path / "whole", name, source, **options
-    )
 
 
 SAVE = """
@@ -201,15 +182,3 @@ def test_fifty_kills_while_saving_leave_a_sound_checkpoint_each_time(tmp_path: P
         assert step == store.steps()[-1] > newest
         assert_same(state, make_state(step))
         newest = step
-
-
-def test_a_disk_that_fills_while_data_are_written_keeps_what_is_finished(small_disk: Path) -> None:
-    with pytest.raises(UserError, match="No space left on device"):
-        write_synthetic_dataset(
-            small_disk / "out", episodes=200, steps=40, height=96, width=128, seed=0
-        )
-    assert not list((small_disk / "out" / "episodes").glob(".partial-*"))
-    kept = Dataset(small_disk / "out")
-    kept.check_arrays()
-    for episode in kept.episodes:
-        assert kept.read(episode.number, "robot/joint_positions").shape[0] == episode.length

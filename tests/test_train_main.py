@@ -404,24 +404,25 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     assert saver.close() is None
 
 
-def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the depth in the batches of these steps by NaN."""
+def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float = np.nan) -> None:
+    """Replace the depth in the batches of these steps by NaN, or by infinity."""
     read = hdvpd.train.device_batches
 
     def device_batches(loader: Loader, count: int, *rest: Any):
         for number, batch in enumerate(read(loader, count, *rest), start=1):
-            depth_m = jnp.full_like(batch.frames.depth_m, jnp.nan)
+            depth_m = jnp.full_like(batch.frames.depth_m, value)
             frames = dataclasses.replace(batch.frames, depth_m=depth_m)
             yield dataclasses.replace(batch, frames=frames) if number in steps else batch
 
     monkeypatch.setattr(hdvpd.train, "device_batches", device_batches)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_steps_are_skipped_and_visible(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], value: float,
 ) -> None:  # fmt: skip
-    poison({1, 4, 5}, monkeypatch)
+    poison({1, 4, 5}, monkeypatch, value)
     train(with_train(config, max_nonfinite=3, num_steps=8), tmp_path / "run")
     skipped = records(tmp_path / "run", "skipped")
     assert [r["step"] for r in skipped] == [1, 4, 5]

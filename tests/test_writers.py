@@ -21,6 +21,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.errors import UserError
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
 from hdvpd.evaluation.results import Evaluation, write_results
+from hdvpd.evaluation.rollouts import compile_model
 from hdvpd.reporting.files import LOCK, FolderInUseError, locked
 
 HOLD = """
@@ -128,7 +129,8 @@ def evaluations(
     ((name, found),) = evaluation.find_runs([run]).items()
     changes = {"data": {"path": str(data)}, "eval": {"num_steps": 2, "num_videos": 1}}
     configure = functools.partial(apply_overrides, overrides=changes, source="the test")
-    evaluated = evaluation.evaluate(name, evaluation.prepare(found, None, configure))
+    ready = evaluation.prepare(found, None, configure)
+    evaluated = evaluation.evaluate(name, ready, compile_model, say=lambda text: None)
     assert evaluated is not None
     return {name: evaluated}
 
@@ -148,7 +150,7 @@ def test_names_of_any_kind_are_shown_and_never_obeyed(
 
 def write(evaluations: dict[str, Evaluation], target: Path) -> None:
     with staging_folder(target) as staging:
-        write_results(staging, evaluations)
+        write_results(staging, evaluations, ".", None)
         publish(staging, target, target / "report.html")
 
 

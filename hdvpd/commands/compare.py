@@ -17,7 +17,8 @@ MEMBERS = ("grf", "grf_sampled", "mp", "none", "graph_network")
 class Compare(AbstractCommand):
     """Train every member of the dynamics family alike, and compare them.
 
-    The same command continues after an interruption; what is finished is not repeated.
+    The same command continues after an interruption; what is finished is not repeated. Given in
+    several processes at the same time, on machines that see the same folder, they share the runs.
 
     Example: hdvpd compare --members grf,none --seeds 3
     """

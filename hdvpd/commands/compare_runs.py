@@ -7,12 +7,17 @@ a change of the machine's load meets all of them, and the first round already co
 Everything is kept in the runs' folders. The same command continues after an interruption: a
 finished run is not trained again, an interrupted one is resumed exactly, and a checkpoint that was
 scored on the same frames is not scored again. More seeds or members later cost only their own runs.
+
+The same command in several processes, on one machine or on many that see the folder, shares the
+work: each takes what nobody else has locked (`share`), and all end with the whole comparison.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +57,9 @@ from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.step import TrainStep, make_train_step
 
 Program = TypeVar("Program")
+Result = TypeVar("Result")
 
+_LOOK_AGAIN_S = 5.0
 _REMEDY = (
     "What is finished is kept. Free some space or permit writing there, then give the same command "
     "again."
@@ -102,7 +109,7 @@ def main(
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))
-    write_comparison(out, compared, summary)
+    share({"tables": lambda: write_comparison(out, compared, summary)})
     for table in comparison_tables(summary):
         print()
         table.print()
@@ -171,8 +178,12 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
     """
     dataset = open_dataset(runs[0].config.data).identity()
     steps: dict[str, TrainStep] = {}
-    for number, run in enumerate(runs, 1):
+
+    def train(number: int, run: PlannedRun) -> None:
         finished = is_finished(run, dataset)
+        if not finished:
+            with RunFolder(run.folder).lock():  # nothing is said of what is refused
+                pass
         state = "is finished" if finished else "training"
         print(f"\n== run {number}/{len(runs)}: {run.name} {state}", flush=True)
         if not finished:
@@ -182,6 +193,36 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
                 resume="auto",
                 make_step=make_once(steps, run.member, make_train_step),
             )
+
+    share({run.name: functools.partial(train, number, run) for number, run in enumerate(runs, 1)})
+
+
+def share(tasks: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    """Do tasks that other processes may be doing too.
+
+    Args:
+      tasks: by name; a task that another process has locked raises `FolderInUseError`, and is come
+        back to after the others. What a process that died has left is done again.
+
+    Returns:
+      The results, in the order of the tasks.
+    """
+    done: dict[str, Result] = {}
+    waiting, told = dict(tasks), set[str]()
+    while waiting:
+        before = len(waiting)
+        for name, task in list(waiting.items()):
+            try:
+                done[name] = task()
+            except files.FolderInUseError:
+                if name not in told:
+                    print(f"{name}: another process is at it; looking again later", flush=True)
+                told.add(name)
+            else:
+                del waiting[name]
+        if len(waiting) == before:
+            time.sleep(_LOOK_AGAIN_S)
+    return {name: done[name] for name in tasks}
 
 
 def make_once(
@@ -221,24 +262,28 @@ def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
     ready = {run.name: _prepare(run) for run in runs}
     require_same_frames(ready)
     compile_model = share_programs()
-    compared = []
-    for number, run in enumerate(runs, 1):
-        print(f"\n== evaluate {number}/{len(runs)}: {run.name}", flush=True)
-        scores = score_once(run.name, ready[run.name], compile_model)
+
+    def evaluate(number: int, run: PlannedRun) -> ComparedRun:
+        lock, refusal = f"{files.LOCK}-scores", f"Another process is scoring {run.folder}."
+        with files.locked(run.folder / lock, refusal, _REMEDY):
+            print(f"\n== evaluate {number}/{len(runs)}: {run.name}", flush=True)
+            scores = score_once(run.name, ready[run.name], compile_model)
         model, folder = ready[run.name].model, RunFolder(run.folder)
-        compared.append(
-            ComparedRun(
-                member=run.member,
-                seed=run.config.train.seed,
-                scores=scores,
-                parameters=count_parameters(model),
-                dynamics_parameters=count_parameters(model.dynamics),
-                steps_per_s=folder.numbers("timing.jsonl", "train", "steps_per_s"),
-                particles_per_s=folder.numbers("timing.jsonl", "train", "particles_per_s"),
-                skipped_steps=len(folder.numbers("metrics.jsonl", "skipped", "step")),
-            )
+        return ComparedRun(
+            member=run.member,
+            seed=run.config.train.seed,
+            scores=scores,
+            parameters=count_parameters(model),
+            dynamics_parameters=count_parameters(model.dynamics),
+            steps_per_s=folder.numbers("timing.jsonl", "train", "steps_per_s"),
+            particles_per_s=folder.numbers("timing.jsonl", "train", "particles_per_s"),
+            skipped_steps=len(folder.numbers("metrics.jsonl", "skipped", "step")),
         )
-    return compared
+
+    tasks = {
+        run.name: functools.partial(evaluate, number, run) for number, run in enumerate(runs, 1)
+    }
+    return list(share(tasks).values())
 
 
 def _prepare(run: PlannedRun) -> Run:
@@ -279,6 +324,7 @@ def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
         say=lambda text: print(text, flush=True),
         compile_model=compile_model,
     )
+    assert result is not None  # this process is alone
     files.write(file, scores_to_json(result.scores, made_from), _REMEDY)
     return result.scores
 
@@ -303,6 +349,7 @@ def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[st
     """Write tables and plot; those of an earlier state of the comparison are replaced.
 
     Raises:
+      FolderInUseError: another process writes the same.
       UserError: the disk is full or not writable.
     """
     texts = {
@@ -313,6 +360,8 @@ def write_comparison(out: Path, runs: Sequence[ComparedRun], summary: Mapping[st
         "curves.csv": curves_csv(summary),
         "runs.csv": runs_csv(runs),
     }
-    for name, text in texts.items():
-        files.write(out / name, text, _REMEDY)
-    files.write(out / "ssim.png", to_png(plot_comparison(summary)), _REMEDY)
+    plot = to_png(plot_comparison(summary))
+    with files.locked(out / files.LOCK, f"Another process is writing {out}.", _REMEDY):
+        for name, text in texts.items():
+            files.write(out / name, text, _REMEDY)
+        files.write(out / "ssim.png", plot, _REMEDY)

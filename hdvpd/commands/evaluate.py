@@ -10,6 +10,7 @@ import tyro
 
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
+from hdvpd.commands.processes import Processes
 from hdvpd.config import Config
 from hdvpd.config.settings import free_keys
 from hdvpd.errors import UserError
@@ -38,11 +39,12 @@ class Evaluate(AbstractCommand):
     """Checkpoint; by default the newest undamaged one."""
     objects_only: bool = False
     """Only score how objects move, in all windows and without rendering anything."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
     config: Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=_flags)] = (
         field(default_factory=dict)
     )
 
-    def run(self) -> int | None:
+    def run(self) -> None:
         """Evaluate."""
         if not self.runs:
             raise UserError("name at least one run folder, for example `hdvpd eval runs/demo`.")
@@ -55,12 +57,14 @@ class Evaluate(AbstractCommand):
         if not self.objects_only and importlib.util.find_spec("viser"):
             from hdvpd.viewing.clips import clip_page as scene_page
 
-        return evaluation.main(
-            list(self.runs),
-            out=self.out,
-            steps=self.steps,
-            checkpoint_step=self.step,
-            overrides=self.config,
-            objects_only=self.objects_only,
-            scene_page=scene_page,
+        self.processes.run(
+            lambda: evaluation.main(
+                list(self.runs),
+                out=self.out,
+                steps=self.steps,
+                checkpoint_step=self.step,
+                overrides=self.config,
+                objects_only=self.objects_only,
+                scene_page=scene_page,
+            )
         )

@@ -9,6 +9,7 @@ import tyro
 
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
+from hdvpd.commands.processes import Processes
 from hdvpd.config import Config
 from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.errors import UserError
@@ -37,39 +38,20 @@ class Train(AbstractCommand):
     """Continue exactly: `auto` the run of this name, or start it; RUN a run's folder or name."""
     step: Annotated[int | None, optional("INT")] = None
     """Checkpoint to continue from; by default the newest undamaged one."""
-    distributed: bool = False
-    """Train in several processes, each started with the same command (docs/scaling.md)."""
-    coordinator: Annotated[str, optional("HOST:PORT")] = ""
-    """Where process 0 listens; known by itself under Slurm."""
-    num_processes: Annotated[int | None, optional("INT")] = None
-    """Processes that take part."""
-    process_id: Annotated[int | None, optional("INT")] = None
-    """Number of this one, from 0."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
     config: ConfigFlags = field(default_factory=dict)
 
-    def run(self) -> int | None:
+    def run(self) -> None:
         """Train."""
         config, run_dir = self._resolve()
-        given = self.coordinator, self.num_processes, self.process_id
-        if not self.distributed and given != ("", None, None):
-            raise UserError(
-                "--coordinator, --num-processes and --process-id say who takes part in a training "
-                "of several processes: add --distributed."
-            )
         announce("training", run_dir)
 
         from hdvpd import train
 
-        def train_here() -> None:
-            train.main(config, run_dir=run_dir, resume=self.resume or None, step=self.step)
-
-        if not self.distributed:
-            return train_here()
-
-        from hdvpd.training.processes import join, membership
-
-        with membership(join(*given)):
-            train_here()
+        resume = self.resume or None
+        self.processes.run(
+            lambda: train.main(config, run_dir=run_dir, resume=resume, step=self.step)
+        )
 
     def _resolve(self) -> tuple[Config, Path]:
         if self.experiment:

@@ -355,6 +355,8 @@ class EvalConfig(Settings):
     """Episodes exported as mp4 and PNG."""
     seed: int = 0
     """Seed of the choice of particles."""
+    num_devices: CountOrZero = 1
+    """Devices, of every process, that share the windows; 0 takes all. No score depends on it."""
 
 
 @dataclass(frozen=True)

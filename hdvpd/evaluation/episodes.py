@@ -30,11 +30,11 @@ from hdvpd.evaluation.rollouts import (
     CompiledModel,
     CompileModel,
     WindowResult,
-    compile_model,
     evaluate_window,
     make_compiler,
 )
 from hdvpd.evaluation.scoring import WindowScores
+from hdvpd.evaluation.spreading import spread_model
 from hdvpd.evaluation.videos import Clip
 from hdvpd.model import Model
 from hdvpd.reporting.statistics import masked_mean
@@ -139,8 +139,8 @@ def evaluate_run(
     windows: Sequence[Window],
     *,
     say: Callable[[str], None],
-    compile_model: CompileModel = compile_model,
-) -> RunResult:
+    compile_model: CompileModel,
+) -> RunResult | None:
     """Roll out all held-out episodes.
 
     Args:
@@ -153,44 +153,65 @@ def evaluate_run(
       compile_model: gives the model its compiled parts (see `share_programs`).
 
     Returns:
-      Scores and clips; equal for equal arguments.
+      Scores and clips; equal for equal arguments, on any number of devices and processes. None
+      in all processes but the primary.
 
     Raises:
       UserError: the data set does not fit, or is damaged.
     """
-    predictors = scored_predictors(config.eval)
     cameras = select_cameras(dataset, config.data)
-    length = OBSERVED_FRAMES + config.eval.num_steps
-    compiled = compile_model(model)
-    scored: dict[int, list[WindowScores]] = {}
-    clips: list[tuple[int, Clip]] = []
-    for i, window in enumerate(windows):
+    spread = spread_model(model, config.eval.num_devices, compile_model)
+    episodes = list(dict.fromkeys(window.episode for window in windows))
+    filmed = [[w.episode for w in windows].index(e) for e in episodes[: config.eval.num_videos]]
+
+    def work(compiled: CompiledModel, i: int) -> tuple[WindowScores, Clip | None]:
+        window = windows[i]
         task = dataset.episode(window.episode).task
         notice = "; compiling first" if i == 0 else ""
         title = f"episode {dataset.episode_title(window.episode)}"
         say(f"{name}: window {i + 1}/{len(windows)}, {title} ({task}){notice}")
-        batch = read_window(dataset, window.episode, window.start, length, config.data)
-        loan = window.loan
-        result = evaluate_window(
-            compiled,
-            batch,
-            loan and read_robot(dataset, loan.episode, loan.start, length),
-            controls=predictors[1:],
-            seed=config.eval.seed,
-            moving_threshold=config.eval.moving_threshold,
-            objects=read_objects(dataset, window.episode, window.start, length),
-        )
-        if window.episode not in scored and len(clips) < config.eval.num_videos:
-            clip = make_clip(batch, result, cameras, f"{title}, {task}", dataset.rate_hz)
-            clips.append((window.episode, clip))
+        batch, result = roll_out_window(compiled, config, dataset, window)
         # Only numbers are kept: memory must not grow by every episode's pictures.
-        scored.setdefault(window.episode, []).append(result.scores)
-    scores, motion = collect_scores(name, cameras, predictors, scored), None
-    if has_motion_truth(dataset, list(scored)):
+        if i not in filmed:
+            return result.scores, None
+        return result.scores, make_clip(batch, result, cameras, f"{title}, {task}", dataset.rate_hz)
+
+    results, motion = spread.map(work, range(len(windows))), None
+    if has_motion_truth(dataset, episodes):
         starts = all_windows(dataset, config, SPLIT)
-        motion = evaluate_motion(compiled, config, dataset, starts, say)
+        motion = evaluate_motion(spread, config, dataset, starts, say)
+    if results is None:
+        return None
+    scored: dict[int, list[WindowScores]] = {}
+    for window, (own, _) in zip(windows, results, strict=True):
+        scored.setdefault(window.episode, []).append(own)
+    clips = tuple((windows[i].episode, c) for i, (_, c) in enumerate(results) if c is not None)
+    scores = collect_scores(name, cameras, scored_predictors(config.eval), scored)
+    if motion is not None:
         scores = dataclasses.replace(scores, motion=motion.values)
-    return RunResult(scores, motion, tuple(clips))
+    return RunResult(scores, motion, clips)
+
+
+def roll_out_window(
+    compiled: CompiledModel, config: Config, dataset: Dataset, window: Window
+) -> tuple[Batch, WindowResult]:
+    """Read a window, and let the model and its controls predict it.
+
+    Raises:
+      UserError: the data set does not fit, or is damaged.
+    """
+    length = OBSERVED_FRAMES + config.eval.num_steps
+    batch = read_window(dataset, window.episode, window.start, length, config.data)
+    loan = window.loan
+    return batch, evaluate_window(
+        compiled,
+        batch,
+        loan and read_robot(dataset, loan.episode, loan.start, length),
+        controls=scored_predictors(config.eval)[1:],
+        seed=config.eval.seed,
+        moving_threshold=config.eval.moving_threshold,
+        objects=read_objects(dataset, window.episode, window.start, length),
+    )
 
 
 def scored_predictors(settings: EvalConfig) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
 from hdvpd.evaluation.controls import carry_particles
 from hdvpd.evaluation.rollouts import CompiledModel, window_keys
+from hdvpd.evaluation.spreading import SpreadModel
 from hdvpd.reporting.statistics import masked_mean
 from hdvpd.types import Array, Bool, Float, ParticleCloud
 
@@ -112,34 +113,42 @@ def has_motion_truth(dataset: Dataset, episodes: Sequence[int]) -> bool:
 
 
 def evaluate_motion(
-    compiled: CompiledModel,
+    spread: SpreadModel,
     config: Config,
     dataset: Dataset,
     windows: Sequence[tuple[int, int]],
     say: Callable[[str], None] = lambda text: None,
-) -> MotionScores:
+) -> MotionScores | None:
     """Roll out windows without rendering, and score the particles' motion.
 
     Args:
-      compiled: the model.
+      spread: the model, on the devices that share the windows.
       config: `data` and `eval` say what is read, how far is rolled out, and the seed.
       dataset: whose objects are known.
       windows: number of the episode and first frame.
       say: is told when an episode begins.
 
     Returns:
-      Scores; an episode's windows are averaged.
+      Scores; an episode's windows are averaged. None in all processes but the primary.
 
     Raises:
       UserError: the data set is damaged.
     """
-    scored: dict[int, list[np.ndarray]] = {}
-    for episode, start in windows:
-        if episode not in scored:
+    told: set[int] = set()
+
+    def work(compiled: CompiledModel, window: tuple[int, int]) -> np.ndarray:
+        episode, start = window
+        if episode not in told:
+            told.add(episode)
             say(f"motion of objects, episode {episode} ({dataset.episode(episode).task})")
-        scores = _score_window(compiled, config, dataset, episode, start)
+        return _score_window(compiled, config, dataset, episode, start)
+
+    every = spread.map(work, windows)
+    if every is None:
+        return None
+    scored: dict[int, list[np.ndarray]] = {}
+    for (episode, _), scores in zip(windows, every, strict=True):
         scored.setdefault(episode, []).append(scores)
-    every = [scores for rows in scored.values() for scores in rows]
     return MotionScores(
         episodes=tuple(scored),
         tasks=tuple(dataset.episode(number).task for number in scored),

@@ -145,13 +145,7 @@ def make_layout(train: TrainConfig) -> Layout:
     Raises:
       UserError: there are fewer devices, or they and the parts do not divide the batch.
     """
-    local = jax.local_devices()
-    count = train.num_devices or len(local)
-    if count > len(local):
-        raise UserError(
-            f"train.num_devices is {count}, but jax sees {len(local)} "
-            f"({local[0].device_kind}). Ask for at most these, or for 0: all there are."
-        )
+    count = len(local_devices(train.num_devices, "train.num_devices"))
     devices = []
     for process in range(jax.process_count()):
         devices += [d for d in jax.devices() if d.process_index == process][:count]
@@ -163,6 +157,25 @@ def make_layout(train: TrainConfig) -> Layout:
         )
     mesh = Mesh(devices, (_WINDOWS,))
     return Layout(mesh, parts=train.accumulate, shard_state=train.shard_state)
+
+
+def local_devices(count: int, key: str) -> tuple[Any, ...]:
+    """Return the first devices of this process.
+
+    Args:
+      count: how many; 0 is all.
+      key: of the setting that asks for them, for the message.
+
+    Raises:
+      UserError: there are fewer.
+    """
+    local = jax.local_devices()
+    if count > len(local):
+        raise UserError(
+            f"{key} is {count}, but jax sees {len(local)} ({local[0].device_kind}). Ask for at "
+            "most these, or for 0: all there are."
+        )
+    return tuple(local[: count or len(local)])
 
 
 def over_windows(compute: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Several processes that train together, by JAX's own distributed runtime.
+"""Several processes that work together, by JAX's own distributed runtime.
 
 Every process runs the same program on its own devices; arrays and collectives span all of them.
 So all must take the same decisions in the same order: what only one of them can know (a signal, a
@@ -7,7 +7,9 @@ run folder; the others read it.
 """
 
 import contextlib
+import itertools
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import TypeVar
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from hdvpd.errors import UserError
@@ -25,12 +28,17 @@ Result = TypeVar("Result")
 LOST_STATUS = 75
 """Exit status of a process whose partner is gone: try again, as sysexits.h says."""
 _HEARTBEAT_S = 30
+_PATIENCE_MS = 7 * 24 * 3600 * 1000
+"""The longest wait for others that are alive; those that are not are found by their heartbeat."""
+_PART = 1 << 20
+_MEETINGS = itertools.count()
+"""Names that no meeting had before; all processes meet in the same order."""
 _SHUTDOWN_S = 60
 
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of a training, seen from one of them.
+    """The processes of a training or an evaluation, seen from one of them.
 
     Attributes:
       number: of this process; 0 is the primary.
@@ -63,6 +71,45 @@ class Team:
             return value
         return int(multihost_utils.broadcast_one_to_all(np.asarray(value, np.int32)))
 
+    def meet(self) -> None:
+        """Wait until every process is here, however long that takes."""
+        if self.count > 1:
+            client = ocp.multihost.get_jax_distributed_client()
+            client.wait_at_barrier(f"hdvpd-{next(_MEETINGS)}", _PATIENCE_MS)
+
+    def gather(self, value: Result) -> list[Result] | None:
+        """Return the values of all processes, in their order, in the primary, and None elsewhere.
+
+        They travel through the coordination service, not through devices: for the results of an
+        evaluation, not for those of a step.
+
+        Args:
+          value: can be pickled; all must bring one.
+        """
+        if self.count == 1:
+            return [value]
+        client = ocp.multihost.get_jax_distributed_client()
+        name = f"hdvpd-values-{next(_MEETINGS)}"
+        if not self.primary:
+            content = pickle.dumps(value)
+            parts = [content[i : i + _PART] for i in range(0, len(content), _PART)]
+            for number, part in enumerate(parts):
+                client.key_value_set_bytes(f"{name}/{self.number}/{number}", part)
+            client.key_value_set_bytes(f"{name}/{self.number}", str(len(parts)).encode())
+        self.meet()
+        if not self.primary:
+            return None
+        values = [value]
+        for other in range(1, self.count):
+            count = int(client.blocking_key_value_get_bytes(f"{name}/{other}", _PATIENCE_MS))
+            parts = [
+                client.blocking_key_value_get_bytes(f"{name}/{other}/{number}", _PATIENCE_MS)
+                for number in range(count)
+            ]
+            values.append(pickle.loads(b"".join(parts)))  # of another process of this very job
+        client.key_value_delete(name)
+        return values
+
     def together(self, act: Callable[[], Result]) -> Result:
         """Let every process do something that may be refused; one refusal ends all of them.
 
@@ -76,6 +123,7 @@ class Team:
             result, refusal = act(), None
         except UserError as error:
             result, refusal = None, error
+        self.meet()  # a collective would not wait as long
         if not self.any(refusal is not None):
             return result  # type: ignore[return-value]
         raise refusal or UserError(
@@ -87,7 +135,7 @@ class Team:
 def join(
     coordinator: str = "", num_processes: int | None = None, process_id: int | None = None
 ) -> Team:
-    """Join the processes of a training, before anything is computed.
+    """Join the processes of a job, before anything is computed.
 
     Args:
       coordinator: host:port at which process 0 listens; empty takes `JAX_COORDINATOR_ADDRESS`, or
@@ -123,7 +171,7 @@ def join(
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(
-            f"--distributed could not join the training ({error}). Under Slurm nothing else is "
+            f"--distributed could not join the others ({error}). Under Slurm nothing else is "
             "needed; elsewhere give every process the same --coordinator HOST:PORT and "
             "--num-processes N, and each its own --process-id from 0 to N - 1 (docs/scaling.md)."
         ) from error
@@ -142,6 +190,7 @@ def membership(team: Team) -> Iterator[None]:
     """
     try:
         yield
+        team.meet()  # the primary may still be writing
     except UserError as error:
         _end(f"hdvpd: process {team.number}: {error}", 2)
     except SystemExit:  # all were stopped together
