@@ -224,8 +224,8 @@ def test_what_another_process_trains_and_scores_is_left_to_it(
     assert "none-0: another process is at it" in looked[0]
     assert "grf-1 is finished" in looked[0]
     assert "none-0 training" not in looked[0]
-    for name in RESULTS[:1]:
-        assert json.loads((copy / name).read_text()) == json.loads((out / name).read_text())
+    for name in ("curves.csv", "pairs.csv"):  # the others hold speeds, too
+        assert (copy / name).read_text() == (out / name).read_text()
 
 
 def test_a_damaged_checkpoint_is_not_a_finished_run(out, experiment, tmp_path):
