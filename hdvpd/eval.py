@@ -70,8 +70,7 @@ def main(
       checkpoint_step: which checkpoint; None takes each run's newest sound one.
       overrides: such as `{"eval": {"num_episodes": 4}}`, for every run.
       objects_only: score the motion of objects and render nothing.
-      scene_page: makes a page in three dimensions of a rollout, to which the report links; None
-        leaves it out.
+      scene_page: makes a page in three dimensions of a rollout, which the report links; or None.
 
     Raises:
       UserError: a run, its checkpoint or its data is missing, damaged or does not fit.
@@ -100,8 +99,7 @@ def main(
         ready = team.together(lambda: prepare_all(folders, checkpoint_step, overrides or {}))
         say = _say if team.primary else lambda text: None
         if objects_only:
-            report_motion(target, ready, say)
-            return
+            return report_motion(target, ready, say)
         compile_model = share_programs()
         found = {name: evaluate(name, run, compile_model, say) for name, run in ready.items()}
         if not team.primary:
