@@ -404,6 +404,10 @@ def test_eval_passes_runs_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None
     assert run("eval a b --out o --steps 24 --eval.num-videos 1 --step 5") == 0
     ((runs,), keywords) = calls[0]
     assert runs == [Path("a"), Path("b")]
+    from hdvpd.viewing.clips import clip_page
+
+    # The command adds what the evaluation, which knows nothing of pages, leaves open.
+    assert keywords.pop("scene_page") is clip_page
     assert keywords == {
         "out": Path("o"),
         "steps": 24,
