@@ -108,10 +108,11 @@ def test_a_simulated_clip_does_so(task):
         np.testing.assert_allclose(clip.model.geom_size[geom, : len(size)], size)
 
 
-def test_draws_of_the_common_tasks_know_nothing_of_the_suite():
+def test_draws_of_the_common_tasks_know_nothing_of_the_suite(tmp_path):
     draw = scene.draw_scene("push", np.random.default_rng(0))
     assert draw.contact is None
     with pytest.raises(UserError, match="push, can, sweep, miss, glance, chain, two"):
-        bimanual._parse_tasks("miss,throw")
+        bimanual.simulate(tmp_path / "data", episodes=1, tasks=("miss", "throw"))
+    assert not (tmp_path / "data").exists()
     plans = plan.draw_plan(draw, 20, np.random.default_rng(1))
     assert set(plans) == {"L", "R"}

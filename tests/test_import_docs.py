@@ -73,7 +73,8 @@ def test_every_format_has_a_page_with_import_check_and_training(name):
     assert isinstance(checked, Check)
     assert isinstance(trained, Train)
     assert imported.format == trained.experiment == name
-    assert imported.out == inspected.path == checked.path
+    assert imported.out == checked.path
+    assert inspected.path == (str(imported.out),)
     assert load_config(name).data.path == str(imported.out)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -244,9 +245,9 @@ def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step
         render = module.renderer
 
         class MiddleOfStrata(nnx.Module):
-            def __call__(self, clouds, rays, key):
+            def __call__(self, clouds, rays, key, spacing=1.0):
                 del key
-                return render(clouds, rays, None)
+                return render(clouds, rays, None, spacing)
 
         module.renderer = MiddleOfStrata()
         return module
@@ -354,9 +355,16 @@ def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):
 
 
 def test_training_may_draw_fewer_particles_than_rollouts(batch, key):
-    """The loss is that of a model with so few; frames are encoded with all of them."""
+    """The loss is that of a model with so few and wider kernels; frames are encoded with all."""
     config = scenes.tiny_config(train={"cloud_size": 32})
     few = scenes.tiny_config(model={"num_particles": 32})
+    wider = math.sqrt(config.model.num_particles / 32)
+    render = dataclasses.replace(
+        few.render,
+        radii=tuple(wider * x for x in few.render.radii),
+        bandwidths=tuple(wider * x for x in few.render.bandwidths),
+    )
+    few = dataclasses.replace(few, render=render)
     models = [
         scenes.random_params(lambda c=c: Model(c, scenes.SCENE, rngs=nnx.Rngs(0)))
         for c in (config, few, scenes.tiny_config())

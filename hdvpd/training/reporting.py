@@ -263,4 +263,8 @@ def _open_events(path: Path, start_step: int) -> Any:
             f"{how_to_install('tensorboard')}, or leave the option out (metrics.jsonl is always "
             "written)."
         ) from error
-    return tensorboard.SummaryWriter(str(path), purge_step=start_step or None)
+    # Names hold whole seconds: a run that is continued within one would write over its own file.
+    suffix = f".{start_step}"
+    return tensorboard.SummaryWriter(
+        str(path), purge_step=start_step or None, filename_suffix=suffix
+    )
