@@ -34,7 +34,7 @@ def inside(low: Sequence[float], high: Sequence[float]) -> Place:
     return lambda x: np.asarray(((x >= lower) & (x <= upper)).all(axis=-1))
 
 
-def near(point: Sequence[float], radius: float) -> Place:
+def near(point: Sequence[float] | Float[np.ndarray, "3"], radius: float) -> Place:
     """Mean the particles within a radius [m] of a point [m]."""
     centre = np.asarray(point, np.float32)[None]
     return lambda positions: np.linalg.norm(positions - centre, axis=-1) <= radius
