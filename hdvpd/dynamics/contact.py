@@ -96,12 +96,12 @@ def went_along(
     cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
     own, others = (jax.nn.sigmoid(jnp.asarray(x.features)[:, :3]) * colors for x in (cloud, other))
 
-    def distance(places: Float[Array, "n 3"]) -> Float[Array, "n"]:
-        near = knn(places, other.positions, _CANDIDATES, mask=other.mask, backend=backend)
-        unlike = jnp.sum((others[near.indices] - own[:, None]) ** 2, axis=-1)
-        return jnp.sqrt(jnp.min(near.distances**2 + _COLOR_M**2 * unlike, axis=1))
-
-    stood, went = (distance(cloud.positions + motion) for motion in (0.0, carried_m))
+    # One search, as in `explanations`.
+    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
+    near = knn(places, other.positions, _CANDIDATES, mask=other.mask, backend=backend)
+    unlike = jnp.sum((others[near.indices] - jnp.tile(own, (2, 1))[:, None]) ** 2, axis=-1)
+    distance = jnp.sqrt(jnp.min(near.distances**2 + _COLOR_M**2 * unlike, axis=1))
+    stood, went = jnp.split(distance, 2)
     evidence = jnp.minimum(stood, 1.0) - jnp.minimum(went, 1.0)
     evidence = jnp.clip(evidence, -_EVIDENCE_M, _EVIDENCE_M)
     near = knn(cloud.positions, cloud.positions, _PARTNERS, mask=cloud.mask, backend=backend)
