@@ -99,12 +99,16 @@ def main(
     with StopSignals() as stop, contextlib.ExitStack() as opened:
         team.together(lambda: opened.enter_context(run.lock()) if team.primary else None)
         store = run.checkpoints(config.train.keep_checkpoints)
-        graphdef, state, progress = start_or_restore(store, config, data.dataset, step, team)
+        graphdef, state, progress = start_or_restore(
+            store, config, data.dataset, step, team, layout
+        )
         # What the other processes would write into the run's folder is the primary's to write.
         aside = contextlib.nullcontext(run.path) if team.primary else TemporaryDirectory()
         path = Path(opened.enter_context(aside))
         session = team.together(
-            lambda: Session(path, config, data.scene, store, progress, team, layout.gather)
+            lambda: Session(
+                path, config, data.scene, store, progress, team, spread=layout.spans_processes
+            )
         )
         opened.callback(session.close)
         part = layout.slice_of(team.number, config.train.batch_size)
@@ -150,7 +154,7 @@ def run_steps(
         }
         if data.held_out:
             parts["validation"] = lambda: validate(state.params)
-        params = layout.gather(state).params
+        params = layout.gather(state.params)
         parts["rollout with an image"] = lambda: roll_out(config, graphdef, params, data)
         session.preflight(parts, state)
     session.do_due(state, validate)

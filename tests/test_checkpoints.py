@@ -25,7 +25,8 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import to_toml
 from hdvpd.errors import UserError
 from hdvpd.model import Model
-from hdvpd.training.checkpoints import CheckpointStore, find_damage, load_model, require_disk_space
+from hdvpd.training.checkpoint_folder import find_damage
+from hdvpd.training.checkpoints import CheckpointStore, load_model, require_disk_space
 from hdvpd.training.step import TrainState
 
 FILES = {"config.toml": "[train]\nseed = 3\n", "scene.json": '{"num_robot_points": 1}'}

@@ -19,7 +19,8 @@ from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.training.checkpoints import CheckpointStore, find_damage
+from hdvpd.training.checkpoint_folder import find_damage
+from hdvpd.training.checkpoints import CheckpointStore
 
 # All that an earlier version wrote of [model] into every run.
 EARLIER = {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -83,6 +84,9 @@ def test_two_processes_train_as_one_device_does(
     assert [status for status, _, _ in done] == [0, 0], done
     assert_same_losses(run, alone)
     assert CheckpointStore(run).steps() == [0, 3, 6]
+    # Each wrote the part of the state that it held.
+    parts = sorted(p.name for p in (run / "checkpoints/6/params").glob("ocdbt.process_*"))
+    assert parts == ["ocdbt.process_0", "ocdbt.process_1"]
     # The primary talks and writes, the other does neither.
     assert "step 6 is saved" in done[0][1]
     assert "step 6" not in done[1][1]
@@ -142,25 +146,28 @@ def test_a_process_lost_in_an_evaluation_ends_it(small_run: Path, tmp_path: Path
 
 
 def test_a_lost_process_ends_the_job_and_fewer_continue_it(
-    config: Config, tmp_path: Path, tiny: None
+    alone: Path, config: Config, tmp_path: Path, tiny: None
 ) -> None:
+    """Two processes go on where one was, each with its part of the state; then one again."""
+    run = Path(shutil.copytree(alone, tmp_path / "run"))
     endless = with_train(
-        config, num_steps=10**6, checkpoint_every=10, validate_every=0, preflight="off"
-    )
-    with processes.running(endless, tmp_path / "run", 2) as started:
-        wait_for_checkpoint(tmp_path / "run", 10, started)
+        config, num_steps=10**6, checkpoint_every=10, validate_every=0, preflight="off",
+        shard_state=True,
+    )  # fmt: skip
+    with processes.running(endless, run, 2, "--resume", "auto") as started:
+        wait_for_checkpoint(run, 10, started)
         started[1].send_signal(signal.SIGKILL)
         (status, _, errors), _ = processes.finish(started)
     assert status == LOST_STATUS, errors
     assert "another of the 2 processes is gone" in errors
     assert "--resume" in errors
-    last = CheckpointStore(tmp_path / "run").sound_step()
-    fewer = dataclasses.replace(
-        endless, train=dataclasses.replace(endless.train, num_steps=last + 4)
-    )
-    hdvpd.train.main(fewer, run_dir=tmp_path / "run", resume="auto")
-    steps = [step for kind, step in losses(tmp_path / "run") if kind == "train"]
-    assert steps == list(range(1, last + 5))
+    last = CheckpointStore(run).sound_step()
+    hdvpd.train.main(with_train(endless, num_steps=last + 4), run_dir=run, resume="auto")
+    hdvpd.train.main(with_train(endless, num_steps=last + 4), run_dir=tmp_path / "never")
+    ours, never = ({step: x for (kind, step), x in losses(r).items() if kind == "train"}
+                   for r in (run, tmp_path / "never"))  # fmt: skip
+    assert list(ours) == list(range(1, last + 5))
+    np.testing.assert_allclose(list(ours.values()), list(never.values()), rtol=2e-5)
 
 
 def test_one_process_is_a_team_without_any_exchange() -> None:

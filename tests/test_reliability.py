@@ -26,6 +26,7 @@ from hdvpd.data.windows import WindowIndex
 from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.preflight import try_checkpoint, try_parts, wants_preflight
+from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter
 from hdvpd.training.run_folder import RunFolder
 
@@ -262,7 +263,7 @@ def test_a_preflight_reports_every_part_and_leaves_nothing(
     parts = {name: lambda n=name: calls.append(n) for name in ("training step", "validation")}
     reporter = Reporter(tmp_path, debug_config, start_step=0)
     try_parts(parts, reporter, debug_config.train, 0)
-    try_checkpoint(tmp_path, make_state(0), reporter, debug_config.train, 0)
+    try_checkpoint(tmp_path, make_state(0), reporter, debug_config.train, 0, Team())
     reporter.close()
     assert calls == ["training step"] * 2 + ["validation"] * 2
     said = capsys.readouterr().out
@@ -280,7 +281,7 @@ def test_a_preflight_refuses_a_disk_too_small_for_the_runs_checkpoints(
     with pytest.raises(
         UserError, match=r"checkpoints will need .* MiB more \(4 of .*preflight off"
     ):
-        try_checkpoint(tmp_path, make_state(0), reporter, debug_config.train, 0)
+        try_checkpoint(tmp_path, make_state(0), reporter, debug_config.train, 0, Team())
     reporter.close()
 
 

@@ -52,7 +52,7 @@ from hdvpd.evaluation.rollouts import CompileModel
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.layers import count_parameters
 from hdvpd.reporting import files
-from hdvpd.training.checkpoints import find_damage
+from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.step import TrainStep, make_train_step
 

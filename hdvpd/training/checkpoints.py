@@ -1,36 +1,21 @@
 """Checkpoints that are complete or absent, and never silently damaged.
 
-`RUN/checkpoints/<step>/` holds:
-
-- `params/`: the model's parameters (Orbax), all that inference loads;
-- `train_state/`: everything else of the train state (Orbax): optimiser, step, counters;
-- `arrays.json`: name, shape and dtype of every array;
-- `progress.json`: step, position in the data, metrics not yet logged, identity of the data set;
-- `config.toml`, `scene.json`: how to build the model again;
-- `digest.json`: SHA-256 of every other file.
-
-A checkpoint is written aside under a name that starts with a dot, flushed to disk and renamed, so
-a folder with a bare number is complete; its digest shows whether it still is. Arrays are saved as
-a flat dictionary from path to numpy array: no flax or optax object reaches the disk, so a change of
-library does not break old checkpoints, and they restore on any device.
+A checkpoint, `RUN/checkpoints/<step>/` (`hdvpd.training.checkpoint_folder`), is written aside under
+a name that starts with a dot, flushed to disk and renamed, so a folder with a bare number is
+complete; its digest shows whether it still is.
 """
 
-import contextlib
-import hashlib
 import itertools
 import json
 import logging
 import os
 import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
@@ -38,17 +23,24 @@ from hdvpd.config.experiments import read_toml
 from hdvpd.errors import UserError
 from hdvpd.model import Model
 from hdvpd.reporting.files import explain_write_errors, sync
+from hdvpd.training.checkpoint_folder import (
+    PARAMS,
+    Progress,
+    Tree,
+    alone,
+    describe,
+    fill,
+    find_damage,
+    named_leaves,
+    parts_held,
+    read_arrays,
+    require_finite,
+    reserve_space,
+    sync_all,
+    write_arrays,
+)
 from hdvpd.training.metrics_log import REMEDY
 from hdvpd.training.step import merge_model
-
-Tree = TypeVar("Tree")
-Progress = dict[str, Any]
-
-_ITEMS = ("params", "train_state")
-_DIGEST = "digest.json"
-_PREFIX = "params/"
-_RESERVE = 1 << 18
-"""Bytes that the indices of a checkpoint take beside its arrays, with room to spare."""
 
 
 class CheckpointStore:
@@ -76,6 +68,10 @@ class CheckpointStore:
             for entry in self.path.glob(".*"):
                 shutil.rmtree(entry, ignore_errors=True)
 
+    def copy(self, state: Any) -> Any:
+        """Copy a state to numpy arrays of their own: what a device lends may be donated."""
+        return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(state))
+
     def save(
         self, step: int, state: Any, *, progress: Progress, files: Mapping[str, str] | None = None
     ) -> Path:
@@ -94,22 +90,27 @@ class CheckpointStore:
           UserError: the disk is full or not writable, or the state is not finite. Earlier
             checkpoints are untouched.
         """
-        arrays = _named_arrays(state)
-        _require_finite(step, arrays)
-        final = self.path / str(step)
-        with explain_write_errors(final, REMEDY):
+        arrays = named_leaves(jax.tree.map(np.asarray, jax.device_get(state)))
+        require_finite(step, arrays)
+        with explain_write_errors(self.path / str(step), REMEDY):
             staging = self.path / f".saving-{step}-{os.getpid()}"
             try:
-                _reserve_space(staging, sum(array.nbytes for array in arrays.values()))
-                _write_checkpoint(staging, arrays, progress, files or {})
-                self.set_aside(step)
-                staging.rename(final)
-                sync(self.path)
+                reserve_space(staging, sum(array.nbytes for array in arrays.values()))
+                write_arrays(staging, arrays, alone())
+                describe(staging, arrays, progress, files or {})
+                sync_all(staging)
+                self.publish(staging, step)
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
+        return self.path / str(step)
+
+    def publish(self, staging: Path, step: int) -> None:
+        """Make a folder that is flushed to disk a step's checkpoint; drop those beyond `keep`."""
+        self.set_aside(step)
+        staging.rename(self.path / str(step))
+        sync(self.path)
         self._drop_oldest()
-        return final
 
     def set_aside(self, step: int) -> Path | None:
         """Rename a checkpoint to `<step>.aside`, so that it is no longer listed nor deleted.
@@ -144,24 +145,27 @@ class CheckpointStore:
           UserError: there is no sound checkpoint, or it belongs to another model.
         """
         step = self.sound_step(step)
-        path = self.path / str(step)
-        arrays = {name: array for item in _ITEMS for name, array in _read_item(path, item).items()}
-        return _fill(like, arrays, path), step, json.loads((path / "progress.json").read_text())
+        path, leaves = self.path / str(step), named_leaves(like)
+        shardings = {name: getattr(leaf, "sharding", None) for name, leaf in leaves.items()}
+        spread = {k: s for k, s in shardings.items() if s and not s.is_fully_addressable}
+        arrays = read_arrays(path, where=spread)
+        return fill(like, arrays, path), step, json.loads((path / "progress.json").read_text())
 
     def verify(self, step: int, state: Any) -> None:
-        """Read a checkpoint back and compare it with what was to be saved.
+        """Read a checkpoint back and compare it with what was to be saved and is in this process.
 
         Raises:
           UserError: it differs.
         """
         path = self.path / str(self.sound_step(step))
-        read = {name: array for item in _ITEMS for name, array in _read_item(path, item).items()}
-        for name, array in _named_arrays(state).items():
-            if array.tobytes() != np.asarray(read[name]).tobytes():
-                raise UserError(
-                    f"{name} in {self.path / str(step)} does not read back as it was written, so "
-                    "this disk cannot be trusted with checkpoints. Choose another --runs-dir."
-                )
+        read = read_arrays(path)
+        for name, array in named_leaves(state).items():
+            for place, part in parts_held(array):
+                if part.tobytes() != np.asarray(read[name])[place].tobytes():
+                    raise UserError(
+                        f"{name} in {path} does not read back as it was written, so this disk "
+                        "cannot be trusted with checkpoints. Choose another --runs-dir."
+                    )
 
     def read_origin(self, step: int) -> tuple[Config, SceneSpec, Progress]:
         """Read how a checkpoint came about: its configuration, scene and progress."""
@@ -175,10 +179,8 @@ class CheckpointStore:
     def restore_params(self, step: int, like: Tree) -> Tree:
         """Read the parameters of a sound checkpoint; `like` and errors as in `restore`."""
         path = self.path / str(step)
-        arrays = {
-            name.removeprefix(_PREFIX): array for name, array in _read_item(path, "params").items()
-        }
-        return _fill(like, arrays, path)
+        read = read_arrays(path, ["params"])
+        return fill(like, {name.removeprefix(PARAMS): x for name, x in read.items()}, path)
 
     def sound_step(self, step: int | None = None) -> int:
         """Find the newest undamaged checkpoint, or check the one asked for.
@@ -249,31 +251,6 @@ def load_model(
     return merge_model(graphdef, params), config, scene, step
 
 
-def find_damage(path: Path) -> str | None:
-    """Compare a checkpoint with its digest.
-
-    Returns:
-      What is wrong, naming the file; None if every byte is as written.
-    """
-    try:
-        digests = json.loads((path / _DIGEST).read_text())["sha256"]
-        for name, digest in digests.items():
-            if not (path / name).is_file():
-                return f"{name} is missing"
-            if _sha256(path / name) != digest:
-                return f"{name} has changed since it was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{_DIGEST} cannot be read: {error}"
-    return None
-
-
-def write_digest(path: Path, write: Callable[[Path, str], object]) -> None:
-    """Declare every byte in a checkpoint's folder to be as it should; `write` stores that."""
-    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
-    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in found}
-    write(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
-
-
 def require_disk_space(path: Path, state: Any) -> None:
     """Check before a long run that checkpoints will fit.
 
@@ -287,102 +264,3 @@ def require_disk_space(path: Path, state: Any) -> None:
             f"The disk of {path} has {free / 2**20:.1f} MiB free, but two checkpoints of this "
             f"model take {needed / 2**20:.1f} MiB. Free some space, or choose another --runs-dir."
         )
-
-
-def _named_arrays(state: Any) -> dict[str, np.ndarray]:
-    """Flatten to `path/of/leaf` -> array on the host."""
-    leaves, _ = jax.tree.flatten_with_path(state)
-    host = jax.device_get([leaf for _, leaf in leaves])
-    return {_name(path): np.asarray(leaf) for (path, _), leaf in zip(leaves, host, strict=True)}
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _require_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
-    for name, array in arrays.items():
-        if jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
-            raise UserError(
-                f"{name} is not finite after step {step}, so this state is not saved; earlier "
-                "checkpoints are intact. Resume from one with --step and lower "
-                "train.learning_rates or train.clip_norm in a new run."
-            )
-
-
-def _write_checkpoint(
-    path: Path,
-    arrays: Mapping[str, np.ndarray],
-    progress: Progress,
-    files: Mapping[str, str],
-) -> None:
-    with contextlib.closing(_open_checkpointer()) as checkpointer:
-        for item in _ITEMS:
-            tree = {name: array for name, array in arrays.items() if _item_of(name) == item}
-            checkpointer.save((path / item).absolute(), args=ocp.args.StandardSave(tree))
-    index = {name: [list(array.shape), str(array.dtype)] for name, array in arrays.items()}
-    described = {"arrays.json": json.dumps(index, indent=1),
-                 "progress.json": json.dumps(progress, indent=1, allow_nan=False)}  # fmt: skip
-    for name, text in {**described, **files}.items():
-        (path / name).write_text(text)
-    write_digest(path, Path.write_text)  # the caller explains errors, by the checkpoint's name
-    for entry in [*path.rglob("*"), path]:
-        sync(entry)
-
-
-def _open_checkpointer() -> ocp.Checkpointer:
-    """Open what this process reads or writes by alone: waiting for the others it could hang."""
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-                            multiprocessing_options=alone)  # fmt: skip
-
-
-def _item_of(name: str) -> str:
-    return "params" if name.startswith(_PREFIX) else "train_state"
-
-
-def _read_item(path: Path, item: str) -> dict[str, np.ndarray]:
-    index = json.loads((path / "arrays.json").read_text())
-    template = {
-        name: np.empty(shape, np.dtype(dtype))
-        for name, (shape, dtype) in index.items()
-        if _item_of(name) == item
-    }
-    with contextlib.closing(_open_checkpointer()) as opened:
-        return opened.restore((path / item).absolute(), args=ocp.args.StandardRestore(template))
-
-
-def _fill(like: Tree, arrays: Mapping[str, np.ndarray], path: Path) -> Tree:
-    """Put named arrays into the structure of `like`, on its devices."""
-    leaves, treedef = jax.tree.flatten_with_path(like)
-    expected = {_name(key): (tuple(leaf.shape), str(leaf.dtype)) for key, leaf in leaves}
-    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
-    for name in [*expected, *found]:
-        if expected.get(name) != found.get(name):
-            raise UserError(
-                f"{path} belongs to another model: {name} is {found.get(name, 'absent')} in the "
-                f"checkpoint and {expected.get(name, 'absent')} in this configuration. Use the "
-                "config.toml saved beside it."
-            )
-    # A copy, because the train step donates its state and must own the buffers.
-    filled = [
-        jax.device_put(arrays[_name(key)], getattr(leaf, "sharding", None), may_alias=False)
-        for key, leaf in leaves
-    ]
-    return jax.tree.unflatten(treedef, filled)
-
-
-def _reserve_space(path: Path, size: int) -> None:
-    """Fail cleanly on a full disk before Orbax starts: its threads report every failed write."""
-    path.mkdir(parents=True)
-    placeholder = path / "reserved"
-    with placeholder.open("wb") as file:
-        if sys.platform == "linux":
-            os.posix_fallocate(file.fileno(), 0, size + size // 8 + _RESERVE)
-    placeholder.unlink()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

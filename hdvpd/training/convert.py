@@ -8,7 +8,7 @@ from hdvpd.config.experiments import read_tables, to_toml
 from hdvpd.config.reading import read, toml_lines
 from hdvpd.errors import UserError
 from hdvpd.reporting import files
-from hdvpd.training.checkpoints import find_damage, write_digest
+from hdvpd.training.checkpoint_folder import find_damage, write_digest
 
 _REMEDY = "Free some space or permit writing there, then convert again."
 

@@ -74,16 +74,35 @@ class Layout:
         return self._place(tree, P())
 
     def place_state(self, state: Tree) -> Tree:
-        """Copy a train state to where training leaves it; all processes have the same."""
+        """Copy a train state to where training leaves it, if it is not there.
+
+        Args:
+          state: the same in all processes, or restored as `spread_shapes` says.
+        """
         if jax.process_count() == 1:
             return jax.tree.map(lambda x: jax.device_put(x, self._rest(x.shape)), state)
 
         def place(x: Array) -> Array:
+            if isinstance(x, jax.Array) and not x.is_fully_addressable:
+                return x
             whole, sharding = np.asarray(x), self._rest(x.shape)
             assert sharding is not None  # several processes have several devices
             return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
         return jax.tree.map(place, state)
+
+    def spread_shapes(self, shapes: Tree) -> Tree:
+        """Say of a train state's shapes where it will lie, if that is on several processes."""
+        if not self.spans_processes:
+            return shapes
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rest(x.shape)), shapes
+        )
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether no process holds the whole train state between steps."""
+        return self.shard_state and jax.process_count() > 1
 
     def local(self, batch: Batch) -> Batch:
         """Return the windows of a placed batch that lie on this process's devices."""
@@ -91,14 +110,14 @@ class Layout:
             return batch
         return jax.tree.map(lambda x: x.addressable_data(0), batch)
 
-    def gather(self, state: Tree) -> Tree:
-        """Return the whole state in every process, where it is spread over several; all must ask.
+    def gather(self, tree: Tree) -> Tree:
+        """Return whole arrays in every process, where they are spread over several; all must ask.
 
-        The memory of one more state on each device is used for as long as the result is.
+        They take memory on each device for as long as the result is used.
         """
-        if jax.process_count() == 1 or not self.shard_state:
-            return state
-        return jax.jit(lambda tree: tree, out_shardings=self._sharding(P()))(state)
+        if not self.spans_processes:
+            return tree
+        return jax.jit(lambda x: x, out_shardings=self._sharding(P()))(tree)
 
     def _place(self, tree: Tree, spec: P) -> Tree:
         sharding = self._sharding(spec)

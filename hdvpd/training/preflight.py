@@ -18,7 +18,9 @@ import jax
 from hdvpd.config import TrainConfig
 from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, format_duration, memory_mib
+from hdvpd.training.spread_checkpoints import SpreadStore
 
 LONG_RUN = 1000
 """Steps beyond which a preflight pays."""
@@ -61,7 +63,12 @@ def try_parts(
 
 
 def try_checkpoint(
-    run: Path, state: Any, report: Reporter, train: TrainConfig, existing: int
+    run: Path,
+    state: Any,
+    report: Reporter,
+    train: TrainConfig,
+    existing: int,
+    team: Team,
 ) -> None:
     """Write a checkpoint and read it back, and say what disk the run's checkpoints need.
 
@@ -71,23 +78,30 @@ def try_checkpoint(
       report: tells the user, and keeps a record in `timing.jsonl`.
       train: of the run.
       existing: checkpoints that the run has already.
+      team: the processes over which the state is spread; all must call.
 
     Raises:
       UserError: the disk does not hold them, or not what was written.
     """
     scratch = CheckpointStore(run / ".preflight")
-    shutil.rmtree(run / ".preflight", ignore_errors=True)
+    store = SpreadStore(scratch, team) if team.count > 1 else scratch
+
+    def clear() -> None:
+        if team.primary:
+            shutil.rmtree(run / ".preflight", ignore_errors=True)
+
+    team.together(clear)
     begin = time.perf_counter()
     try:
-        folder = scratch.save(0, state, progress={})
-        scratch.verify(0, state)
+        folder = store.save(0, state, progress={})
+        store.verify(0, state)
         seconds = round(time.perf_counter() - begin, 3)
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
+        size = team.together(lambda: _size_mib(folder))
     finally:
-        shutil.rmtree(run / ".preflight", ignore_errors=True)
-    free = shutil.disk_usage(run).free / 2**20
+        clear()
     # The kept ones, and the one being written before the oldest goes.
     count = max(train.keep_checkpoints + 1 - existing, 1)
+    free = shutil.disk_usage(run).free / 2**20
     report.write_timing(
         "preflight_checkpoint", seconds=seconds, mib=round(size, 3), free_mib=round(free, 1)
     )
@@ -95,6 +109,15 @@ def try_checkpoint(
         f"preflight  checkpoint written and read in {seconds:.2f} s; {count} more of {size:.1f} "
         f"MiB need {count * size:.1f} MiB of {free:.0f} MiB free"
     )
+    team.together(lambda: _require_space(run, size, count, train))
+
+
+def _size_mib(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
+
+
+def _require_space(run: Path, size: float, count: int, train: TrainConfig) -> None:
+    free = shutil.disk_usage(run).free / 2**20
     if count * size > free:
         raise UserError(
             f"The disk of {run} has {free:.1f} MiB free, but the run's checkpoints will need "

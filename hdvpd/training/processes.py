@@ -6,6 +6,7 @@ file, a mistake) is agreed upon here before anybody acts on it. Process 0, the p
 run folder; the others read it.
 """
 
+import collections
 import contextlib
 import itertools
 import os
@@ -31,8 +32,8 @@ _HEARTBEAT_S = 30
 _PATIENCE_MS = 7 * 24 * 3600 * 1000
 """The longest wait for others that are alive; those that are not are found by their heartbeat."""
 _PART = 1 << 20
-_MEETINGS = itertools.count()
-"""Names that no meeting had before; all processes meet in the same order."""
+_MEETINGS: dict[str, itertools.count] = collections.defaultdict(itertools.count)
+"""Numbers that no meeting on a channel had before; all processes meet in the same order there."""
 _SHUTDOWN_S = 60
 
 
@@ -43,10 +44,13 @@ class Team:
     Attributes:
       number: of this process; 0 is the primary.
       count: of all.
+      channel: where they meet. Threads of a process that meet the others at the same time, in
+        whatever order, need one each; what a channel does must not compute on several devices.
     """
 
     number: int = 0
     count: int = 1
+    channel: str = "main"
 
     @classmethod
     def here(cls) -> "Team":
@@ -75,7 +79,11 @@ class Team:
         """Wait until every process is here, however long that takes."""
         if self.count > 1:
             client = ocp.multihost.get_jax_distributed_client()
-            client.wait_at_barrier(f"hdvpd-{next(_MEETINGS)}", _PATIENCE_MS)
+            client.wait_at_barrier(self.new_name(), _PATIENCE_MS)
+
+    def new_name(self) -> str:
+        """Return the same new name in every process; all must ask."""
+        return f"hdvpd-{self.channel}-{next(_MEETINGS[self.channel])}"
 
     def gather(self, value: Result) -> list[Result] | None:
         """Return the values of all processes, in their order, in the primary, and None elsewhere.
@@ -89,7 +97,7 @@ class Team:
         if self.count == 1:
             return [value]
         client = ocp.multihost.get_jax_distributed_client()
-        name = f"hdvpd-values-{next(_MEETINGS)}"
+        name = self.new_name()
         if not self.primary:
             content = pickle.dumps(value)
             parts = [content[i : i + _PART] for i in range(0, len(content), _PART)]
@@ -113,18 +121,25 @@ class Team:
     def together(self, act: Callable[[], Result]) -> Result:
         """Let every process do something that may be refused; one refusal ends all of them.
 
+        They agree through the coordination service, which waits longer than a collective.
+
         Args:
           act: the same in every process, without a collective inside.
 
         Raises:
           UserError: that of this process, or one that points to the process that refused.
         """
+        if self.count == 1:
+            return act()
+        client = ocp.multihost.get_jax_distributed_client()
+        refusals = f"hdvpd-{self.channel}-refused/"
         try:
             result, refusal = act(), None
         except UserError as error:
             result, refusal = None, error
-        self.meet()  # a collective would not wait as long
-        if not self.any(refusal is not None):
+            client.key_value_set(f"{refusals}{self.number}", str(error))
+        self.meet()
+        if not client.key_value_dir_get(refusals):
             return result  # type: ignore[return-value]
         raise refusal or UserError(
             f"Process {self.number} ends because another of the {self.count} processes was "

@@ -1,7 +1,7 @@
 """Checkpoints written by a thread while training goes on: one at a time, and none waits in line.
 
-Training stands still for the copy of the state to the host, and for the rest of a save that has not
-ended when the next is due. What goes wrong in the thread is raised at the next step.
+Training stands still for a copy of the state, and for the rest of a save that has not ended when
+the next is due. What goes wrong in the thread is raised at the next step.
 """
 
 import concurrent.futures
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import numpy as np
-
-from hdvpd.training.checkpoints import CheckpointStore, Progress
+from hdvpd.training.checkpoint_folder import Progress
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.spread_checkpoints import SpreadStore
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class BackgroundSaver:
       store: checkpoints of the run.
     """
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: CheckpointStore | SpreadStore) -> None:
         """Start no thread yet."""
         self._store = store
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="hdvpd-saver")
@@ -53,7 +52,7 @@ class BackgroundSaver:
         files: Mapping[str, str],
         verify: bool = False,
     ) -> Saved | None:
-        """Copy the state to the host and begin to write it.
+        """Copy the state and begin to write it.
 
         Args:
           step: training steps done.
@@ -70,7 +69,7 @@ class BackgroundSaver:
         """
         begin = time.perf_counter()
         before = self.finished(wait=True)
-        copy = copy_to_host(state)
+        copy = self._store.copy(state)
         waited_s = time.perf_counter() - begin
 
         def write() -> Saved:
@@ -98,17 +97,20 @@ class BackgroundSaver:
         self._running = None
         return running.result()
 
-    def close(self) -> BaseException | None:
+    def close(self, patience_s: float | None = None) -> BaseException | None:
         """Wait for the save under way and end the thread.
+
+        Args:
+          patience_s: leave a save to itself after this time, of which others may be waited for.
 
         Returns:
           What went wrong in it, if that was not raised before.
         """
         running, self._running = self._running, None
-        self._pool.shutdown(wait=True)
-        return None if running is None else running.exception()
-
-
-def copy_to_host(state: Any) -> Any:
-    """Copy a pytree of arrays to numpy arrays of their own: what a device lends may be donated."""
-    return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(state))
+        try:
+            failure = None if running is None else running.exception(patience_s)
+        except TimeoutError:
+            self._pool.shutdown(wait=False)
+            return TimeoutError(f"it had not ended after {patience_s:g} s")
+        self._pool.shutdown()
+        return failure

@@ -15,18 +15,22 @@ from hdvpd.data.setup import keep_setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import describe_windows
 from hdvpd.errors import UserError
-from hdvpd.training.checkpoints import CheckpointStore, Progress
+from hdvpd.training.checkpoint_folder import Progress
+from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.metrics_log import MetricsLog, Record
 from hdvpd.training.preflight import try_checkpoint, try_parts
 from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, save_first_batch
 from hdvpd.training.run_folder import RunFolder, config_identity, library_versions
 from hdvpd.training.saving import BackgroundSaver, Saved
+from hdvpd.training.spread_checkpoints import SpreadStore
 from hdvpd.types import Batch
 
 Validate = Callable[[Any], Mapping[str, float] | None]
 Windows = Sequence[tuple[int | str, ...]]
 """`Dataset.window_id` of all windows of a batch."""
+_PATIENCE_S = 10.0
+"""For a save that all processes make, where something else has gone wrong: one may be lost."""
 
 
 class Session:
@@ -50,7 +54,8 @@ class Session:
         store: CheckpointStore,
         progress: Progress,
         team: Team | None = None,
-        gather: Callable[[Any], Any] = lambda state: state,
+        *,
+        spread: bool = False,
     ) -> None:
         """Open the run folder's files.
 
@@ -61,15 +66,15 @@ class Session:
           store: checkpoints of the run.
           progress: where it stands, from `new_progress` or a checkpoint.
           team: processes that train together; None is this one alone.
-          gather: gives the whole state where it is spread over them; all must ask.
+          spread: no process holds the whole train state: all save it together.
         """
         self._path, self._config = path, config
         self._store, self._dataset = store, progress["dataset"]
-        self.team, self._gather = team or Team(), gather
+        self.team, self._spread = team or Team(), spread
         self.step: int = progress["next_batch"]
         self._saved = self.step if self.step in store.steps() else None
         self._verified = False
-        self._saver = BackgroundSaver(store)
+        self._saver = BackgroundSaver(SpreadStore(store, self.team) if spread else store)
         # First what may be refused, so that a new run's folder is still empty then.
         console = None if self.team.primary else Console(quiet=True)
         self.report = Reporter(path, config, start_step=self.step, console=console)
@@ -85,7 +90,7 @@ class Session:
 
     def close(self) -> None:
         """End the save under way, whatever else went wrong, and close the files."""
-        failure = self._saver.close()
+        failure = self._saver.close(_PATIENCE_S if self._spread else None)
         if failure is not None:
             self.report.say(f"a checkpoint was not saved: {failure}")
         self.log.close()
@@ -116,14 +121,15 @@ class Session:
         """
         train, existing = self._config.train, len(self._store.steps())
         try_parts(parts, self.report, train, self.step)
-        whole = self._gather(state)
-        self.team.together(
-            lambda: (
-                try_checkpoint(self._path, whole, self.report, train, existing)
-                if self.team.primary
-                else None
-            )
-        )
+        run, team = self._store.path.parent, self.team if self._spread else Team()
+
+        def attempt() -> None:
+            try_checkpoint(run, state, self.report, train, existing, team)
+
+        if self._spread:
+            attempt()
+        else:
+            self.team.together(lambda: attempt() if self.team.primary else None)
 
     def count(
         self,
@@ -189,8 +195,7 @@ class Session:
         """
         if self.team.from_primary(int(self._saved == self.step)):
             return
-        state = self._gather(state)
-        if not self.team.primary:
+        if not (self._spread or self.team.primary):
             return
         self.log.sync()
         before = self._saver.save(

@@ -5,7 +5,9 @@ from flax import nnx
 
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
-from hdvpd.training.checkpoints import CheckpointStore, Progress, require_disk_space
+from hdvpd.training.checkpoint_folder import Progress
+from hdvpd.training.checkpoints import CheckpointStore, require_disk_space
+from hdvpd.training.parallel import Layout
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
@@ -15,7 +17,12 @@ _NEW = -1
 
 
 def start_or_restore(
-    store: CheckpointStore, config: Config, dataset: Dataset, step: int | None, team: Team
+    store: CheckpointStore,
+    config: Config,
+    dataset: Dataset,
+    step: int | None,
+    team: Team,
+    layout: Layout,
 ) -> tuple[nnx.GraphDef, TrainState, Progress]:
     """Take the run's last sound checkpoint, or the initial state where there is none.
 
@@ -27,6 +34,7 @@ def start_or_restore(
       dataset: what this start reads.
       step: the checkpoint to take; None takes the newest sound one.
       team: takes one and the same.
+      layout: where the state will lie; of one that is spread over processes, each reads its part.
 
     Returns:
       Definition of the model, the state to continue from, and where the run stands.
@@ -54,7 +62,7 @@ def start_or_restore(
             dataset=identity,
         )
         graphdef, shapes = describe_train_state(config, scene)
-        state, _, progress = store.restore(chosen, shapes)
+        state, _, progress = store.restore(chosen, layout.spread_shapes(shapes))
         return graphdef, state, progress
 
     restored = team.together(restore)
