@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.tables import Table
 from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration.check import check
 from hdvpd.data.calibration.report import write_report
 from hdvpd.data.pinhole import AXES
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
-from hdvpd.reporting.tables import Table
 from studies.calibration_sets import motion
 
 POSE = "cameras/cam1/camera_to_world"

@@ -37,6 +37,8 @@ from counts import Need
 from flax import nnx
 from timing import analytic_batch, best_of
 
+from hdvpd.basics.geometry import pixel_rays
+from hdvpd.basics.types import Batch, ParticleCloud, Rays, RobotPoints
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
@@ -46,7 +48,6 @@ from hdvpd.dynamics.contact import NUM_POINTS
 from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
-from hdvpd.geometry import pixel_rays
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import Neighbors, knn
@@ -58,7 +59,6 @@ from hdvpd.render.renderer import NerfMlp, support
 from hdvpd.render.surface import light_stopped
 from hdvpd.training.optimizer import create_optimizer
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
-from hdvpd.types import Batch, ParticleCloud, Rays, RobotPoints
 
 SMALLER = {"paper": ["--train.batch-size", "1", "--train.horizon", "1"]}
 """What is changed of an experiment so that its training step fits this machine."""

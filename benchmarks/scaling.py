@@ -5,7 +5,7 @@ search, plan (search and walks), GRF attention, global attention, MLP, local lay
 step, and rendering of 1,536 rays. Each size runs in a process of its own (peak memory cannot be
 taken back), once to compile; times are the best of two. Memory is what the whole step adds to the
 process. Exponents are fitted over all sizes and over those from 32,768 particles on. `--blocks`
-compares the blocks of rows of `hdvpd.layers.by_rows` with all rows at once.
+compares the blocks of rows of `hdvpd.basics.layers.by_rows` with all rows at once.
 
 Run: python benchmarks/scaling.py [--sizes 4096 ... 1048576] [--blocks]
 """
@@ -23,16 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from timing import best_of, fitted_exponent, peak_gib, surface
 
-import hdvpd.layers
+import hdvpd.basics.layers
+from hdvpd.basics.geometry import z_order
+from hdvpd.basics.types import ParticleCloud, Rays, RobotPoints
 from hdvpd.config import SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.interlacer import Interlacer
-from hdvpd.geometry import z_order
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.training.step import create_model, merge_model
-from hdvpd.types import ParticleCloud, Rays, RobotPoints
 
 SIZES = [2**i for i in range(12, 21)]
 NUM_POINTS, NUM_RAYS, LARGE = 84, 1536, 32768
@@ -130,7 +130,7 @@ def main() -> None:
     keep_freed_memory()
     if arguments.one:
         if arguments.whole:
-            hdvpd.layers.ROWS_AT_ONCE = sys.maxsize
+            hdvpd.basics.layers.ROWS_AT_ONCE = sys.maxsize
         print(json.dumps(measure(arguments.one, arguments.repeats)))
         return
     written = {}

@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 from timing import analytic_batch, best_of, peak_gib
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
-from hdvpd.errors import UserError
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model, sample_rays
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
-from hdvpd.types import Batch
 
 
 def time_step(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> dict[str, float]:

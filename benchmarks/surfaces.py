@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.geometry import pixel_rays
+from hdvpd.basics.types import RgbdFrames
 from hdvpd.config import Config, RenderConfig
 from hdvpd.config.experiments import load_config
 from hdvpd.data.mixture import open_dataset
@@ -26,9 +28,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.encoders.particles import color_features, subsample, visible_points, white_targets
 from hdvpd.evaluation.metrics import ssim
-from hdvpd.geometry import pixel_rays
 from hdvpd.render.renderer import Renderer
-from hdvpd.types import RgbdFrames
 
 # Optical depth of a sheet of thickness h seen from above: 3 sqrt(pi), opaque.
 _OPACITY = 3.0

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
-from hdvpd.types import Batch
 
 
 def best_of(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.data.mixture import open_dataset
@@ -22,7 +23,6 @@ from hdvpd.data.windows import read_window
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.model import Model
-from hdvpd.types import Batch
 
 
 def reach(config: Config, scene: SceneSpec, window: Batch) -> np.ndarray:

@@ -10,19 +10,19 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Camera": "types",
+    "Camera": "basics.types",
     "Config": "config",
     "Dataset": "data.store",
     "Future": "world.future",
     "Images": "world.future",
     "Model": "model",
-    "ParticleCloud": "types",
-    "RgbdFrames": "types",
-    "RobotPoints": "types",
+    "ParticleCloud": "basics.types",
+    "RgbdFrames": "basics.types",
+    "RobotPoints": "basics.types",
     "State": "world.state",
-    "UserError": "errors",
+    "UserError": "basics.errors",
     "World": "world.base",
-    "eval": "",
+    "eval": "evaluation",
     "inside": "world.state",
     "load": "world.loading",
     "load_config": "config.experiments",
@@ -30,9 +30,11 @@ _HOMES = {
     "look_at": "world.frames",
     "make_env": "world.loading",
     "near": "world.state",
-    "train": "",
+    "train": "training",
 }
-"""The module of every public name, below hdvpd; none for a module's own name."""
+"""Where every public name is, below hdvpd."""
+_MODULES = {"eval", "train"}
+"""Names of modules."""
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -40,10 +42,10 @@ __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hdvpd' has no attribute {name!r}", name=name, obj=None)
-    home = _HOMES[name]
-    if not home:
-        return importlib.import_module(f"hdvpd.{name}")
-    return getattr(importlib.import_module(f"hdvpd.{home}"), name)
+    home = f"hdvpd.{_HOMES[name]}"
+    if name in _MODULES:
+        return importlib.import_module(f"{home}.{name}")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import hdvpd
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import Group, Program
 from hdvpd.commands.compare import Compare
 from hdvpd.commands.data import (
@@ -27,7 +28,6 @@ from hdvpd.commands.plan import PlanTask
 from hdvpd.commands.rollout import Rollout
 from hdvpd.commands.train import Train
 from hdvpd.commands.view import View
-from hdvpd.errors import UserError
 
 MOVED = {
     "study": "the studies are commands of their own; in a clone, `python -m studies` lists them",

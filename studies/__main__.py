@@ -9,8 +9,8 @@ from typing import Annotated, Generic, TypeVar
 
 import tyro
 
+from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.commands.base import AbstractCommand, Program
-from hdvpd.errors import UserError, how_to_install
 from studies.settings import (
     CalibrationSettings,
     ClosedLoopSettings,

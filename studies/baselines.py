@@ -18,7 +18,7 @@ import torch
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import ChebConv, GATConv, GCNConv, global_mean_pool
 
-from hdvpd.types import Int
+from hdvpd.basics.types import Int
 from studies.fitting import AbstractLearner, Score
 from studies.graph_tasks import GraphSet
 

@@ -15,9 +15,9 @@ import optax
 from flax import nnx
 from matplotlib.figure import Figure
 
-from hdvpd.layers import count_parameters
-from hdvpd.reporting import colors
-from hdvpd.types import Array, Bool, Float, Int, JaxArray
+from hdvpd.basics import colors
+from hdvpd.basics.layers import count_parameters
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
 from studies import head_masks
 from studies.head_masks import AbstractGridMask
 from studies.outputs import (

@@ -16,6 +16,9 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
+from hdvpd.basics.statistics import student_interval
+from hdvpd.basics.tables import plus_minus
+from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
 from hdvpd.planning.controls import (
     CarriedAlong,
@@ -29,9 +32,6 @@ from hdvpd.planning.costs import AbstractCost, GoalPlace, Lift, object_rows
 from hdvpd.planning.planner import Plan, Planner
 from hdvpd.planning.solvers import ICEM
 from hdvpd.planning.trials import Outcome, Trial, require_simulated, simulated_robot, skill
-from hdvpd.reporting.statistics import student_interval
-from hdvpd.reporting.tables import plus_minus
-from hdvpd.types import Float
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
 from hdvpd.world.state import State

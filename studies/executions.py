@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
-from hdvpd.errors import UserError
 from hdvpd.planning.trials import Outcome, Trial, propose, simulated_robot
-from hdvpd.types import Float
 from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
 from studies.settings import ExecutionSettings
 

@@ -29,9 +29,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hdvpd.attention.grf import walk_attention
+from hdvpd.basics.colors import SERIES
+from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.reporting.colors import SERIES
-from hdvpd.types import Array, Float, JaxArray, PRNGKey
 from studies.attention.dense import linear_attention, masked_linear_attention
 from studies.attention.graphs import matrix_graph, symmetric_weights
 from studies.attention.power_series import power_series

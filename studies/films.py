@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from hdvpd.basics.geometry import project
+from hdvpd.basics.types import Camera, Float, UInt8
 from hdvpd.evaluation.videos import enlarge
-from hdvpd.geometry import project
 from hdvpd.planning.trials import Outcome, Trial
-from hdvpd.types import Camera, Float, UInt8
 from hdvpd.world.future import Future
 
 _SCALE = 2

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hdvpd.types import Int
+from hdvpd.basics.types import Int
 from studies.graph_tasks import GraphSet
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from hdvpd.types import Array, Bool, Float, Int, JaxArray
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
 from studies.attention.dense import masked_softmax_attention
 from studies.attention.power_series import power_series
 from studies.fitting import AbstractLearner, Score

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from hdvpd.types import Bool, Float, Int
+from hdvpd.basics.types import Bool, Float, Int
 from studies.settings import MotifSettings
 
 CYCLE = "cycle"

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hdvpd.basics import colors
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.reporting import colors
 from studies import grf_measurements as measure
 from studies.costs import fitted_slope
 from studies.grf_measurements import AD_HOC, COUPLINGS

@@ -20,9 +20,9 @@ from hdvpd.attention.couplings import Coupling
 from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
-from hdvpd.types import Array, Float, JaxArray, PRNGKey
 from studies.attention.dense import softmax_attention
 from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 from studies.attention.power_series import exponential, power_series

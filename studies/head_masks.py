@@ -19,9 +19,9 @@ from hdvpd.attention.graphs import transition_graph
 from hdvpd.attention.learned.base import AbstractLearnedMask, positive, raw
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.basics.types import Float, JaxArray, PRNGKey
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks
-from hdvpd.types import Float, JaxArray, PRNGKey
 from studies.attention.graphs import matrix_graph, symmetric_weights
 from studies.attention.masks.compose import ClassTokenMask
 from studies.attention.masks.low_rank import LowRankMask

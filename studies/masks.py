@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hdvpd.reporting import colors
-from hdvpd.types import Float
+from hdvpd.basics import colors
+from hdvpd.basics.types import Float
 from studies.example_masks import KINDS, Example
 from studies.outputs import make_folder
 from studies.settings import PictureSettings

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from hdvpd.errors import UserError, how_to_install
+from hdvpd.basics.errors import UserError, how_to_install
 from studies.fitting import AbstractLearner, fit
 from studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
 from studies.outputs import (

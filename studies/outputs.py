@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.statistics import student_interval
+from hdvpd.basics.tables import Table
 from hdvpd.config.reading import toml_lines
-from hdvpd.errors import UserError
-from hdvpd.reporting.statistics import student_interval
-from hdvpd.reporting.tables import Table
 
 Row = dict[str, Any]
 
@@ -71,7 +71,7 @@ def _parse(text: str) -> Any:
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values of several seeds and half the width of its 95 % interval.
 
-    Student's interval (`hdvpd.reporting.statistics`); NaN below three values.
+    Student's interval (`hdvpd.basics.statistics`); NaN below three values.
     """
     mean, half_width = student_interval(np.array(values))
     return mean.item(), half_width.item()

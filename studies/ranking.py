@@ -12,12 +12,12 @@ import matplotlib.figure
 import numpy as np
 from scipy import stats
 
+from hdvpd.basics.statistics import student_interval
+from hdvpd.basics.tables import plus_minus
+from hdvpd.basics.types import Float
 from hdvpd.planning.controls import CarriedAlong
 from hdvpd.planning.planner import Predictor
 from hdvpd.planning.trials import Outcome, Trial, propose, require_simulated, simulated_robot
-from hdvpd.reporting.statistics import student_interval
-from hdvpd.reporting.tables import plus_minus
-from hdvpd.types import Float
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
 from hdvpd.world.state import State

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.planning.trials import (
     TASKS,
     Outcome,

@@ -6,7 +6,7 @@ Light: the command line imports this module to show its help.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 
 MOTIF_TASKS = ("cycle", "caveman", "circle", "grid", "ladder", "circular-ladder")
 """Induced cycles in trees, then the five motifs planted in random graphs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from hdvpd.errors import UserError, how_to_install
+from hdvpd.basics.errors import UserError, how_to_install
 from studies.classification import Examples, family_of, run_study
 from studies.settings import Variant, VisionSettings
 from studies.vision_transformer import Encoder, ImageTransformer, patches

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.attention.feature_maps import relu_features
-from hdvpd.types import Array, Float, JaxArray
+from hdvpd.basics.types import Array, Float, JaxArray
 from studies.attention import dense
 from studies.head_masks import AbstractGridMask, HeadMasks
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorstore
 
+from hdvpd.basics import sealed
 from hdvpd.data import writer
-from hdvpd.reporting import sealed
 
 
 def chunk_file(path: Path, episode: int, name: str) -> Path:

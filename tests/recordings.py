@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Camera
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera
 from hdvpd.viewing import editing
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Particles, Recording
 from hdvpd.viewing.sources import AbstractSource

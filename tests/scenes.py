@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.config.experiments import apply_overrides
 from hdvpd.dynamics.global_attention import GlobalAttentionSettings
@@ -20,7 +21,6 @@ from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.model import Model
-from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
 SCENE = SceneSpec(
     num_robot_points=5, workspace_min=(-0.6, -0.6, -0.1), workspace_max=(0.6, 0.6, 0.8)

@@ -15,6 +15,7 @@ import rich.console
 from data_tools import edit_json, replace_arrays
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data.calibration import proof_findings, signals
 from hdvpd.data.calibration.agreement import RobotPoint, measure, robot_points, shared_points
 from hdvpd.data.calibration.check import Report, check
@@ -28,7 +29,6 @@ from hdvpd.data.calibration.wording import diagnosis_lines
 from hdvpd.data.pinhole import AXES
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 48, 64
 CAMERAS = ("cam0", "cam1")

@@ -12,6 +12,7 @@ from data_tools import replace_arrays
 from scipy.spatial.transform import Rotation
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data.calibration.agreement import measure
 from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.drift import with_drift
@@ -25,7 +26,6 @@ from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 INDEX = choose_indexer("scipy")[1]
 SHOULDER = JointCorrection(0.2, "base", ("base", "elbow", "tcp"), np.eye(6)[2])

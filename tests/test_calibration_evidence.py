@@ -12,6 +12,7 @@ from data_tools import replace_arrays
 from scipy.spatial.transform import Rotation
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data.calibration.agreement import Evidence, PairEvidence, measure, shared_points
 from hdvpd.data.calibration.check import check
 from hdvpd.data.calibration.clouds import choose_indexer, observe
@@ -24,7 +25,6 @@ from hdvpd.data.calibration.views import Moment
 from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 INDEX = choose_indexer("scipy")[1]
 

@@ -21,9 +21,9 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import to_toml
-from hdvpd.errors import UserError
 from hdvpd.model import Model
 from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.checkpoints import CheckpointStore, load_model, require_disk_space

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hdvpd.__main__ import HDVPD, main
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import AbstractCommand, Group, Program
 from hdvpd.commands.data import Format
 from hdvpd.commands.demo import PHASES, Demo, simulation_flags, summary
@@ -24,7 +25,6 @@ from hdvpd.config.experiments import load_config, to_toml
 from hdvpd.config.members import with_member
 from hdvpd.config.reading import key_types
 from hdvpd.config.settings import to_table
-from hdvpd.errors import UserError
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

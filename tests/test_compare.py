@@ -18,6 +18,9 @@ import pytest
 from flax import nnx
 
 from hdvpd.__main__ import main as command
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import locked
+from hdvpd.basics.types import Rendering
 from hdvpd.commands import compare_runs
 from hdvpd.commands.compare_runs import PlannedRun, plan_runs
 from hdvpd.config import Config, SceneSpec
@@ -27,17 +30,14 @@ from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.dynamics.interlacer import InterlacerSettings
-from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
-from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.model import Model
-from hdvpd.reporting.files import locked
+from hdvpd.model.compiled import make_compiler
 from hdvpd.training import checkpoints, step
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import Session
-from hdvpd.types import Rendering
 
 
 class TinyModel(Model):
@@ -158,7 +158,7 @@ def test_the_same_command_repeats_nothing(out, experiment, monkeypatch, capsys):
 
     before = {name: (out / name).read_bytes() for name in RESULTS}
     timing = (out / "runs" / "grf-1" / "timing.jsonl").read_bytes()
-    monkeypatch.setattr("hdvpd.train.main", refuse)
+    monkeypatch.setattr("hdvpd.training.train.main", refuse)
     monkeypatch.setattr(compare_runs, "evaluate_run", refuse)
     assert compare_members(experiment, out) == 0
     assert {name: (out / name).read_bytes() for name in RESULTS} == before

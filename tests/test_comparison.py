@@ -9,10 +9,10 @@ import math
 import numpy as np
 import pytest
 
+from hdvpd.basics.statistics import crossed_interval
 from hdvpd.evaluation import comparison
 from hdvpd.evaluation.comparison import ComparedRun
 from hdvpd.evaluation.curves import METRICS, Scores, to_json, to_png
-from hdvpd.reporting.statistics import crossed_interval
 
 
 def make_run(member, seed, images, **fields):

@@ -7,6 +7,7 @@ import pytest
 
 from hdvpd.attention.learned.diffusion import LearnedDiffusion
 from hdvpd.attention.learned.grf import LearnedGrf
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.flags import documentation
 from hdvpd.config import (
     Config,
@@ -24,7 +25,6 @@ from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.errors import UserError
 
 within = InterlacerSettings
 SECTIONS = (DataConfig, ModelConfig, RenderConfig, TrainConfig, EvalConfig)

@@ -8,9 +8,9 @@ import numpy as np
 import scenes
 from flax import nnx
 
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.contact import PointEdges, explanations, went_along
 from hdvpd.dynamics.tokens import ReadOut
-from hdvpd.types import ParticleCloud
 
 told = jax.jit(explanations)
 weigh = jax.jit(functools.partial(went_along, colors=True))

@@ -4,9 +4,9 @@ import extras
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.simulation import bimanual, contacts, plan, scene
 from hdvpd.data.simulation import clip as clips
-from hdvpd.errors import UserError
 
 extras.needed("mujoco")
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import scenes
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import ParticleCloud, RobotPoints
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_robot
-from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import carry_particles, hold_still, lend_plans, replace_plan
-from hdvpd.types import ParticleCloud, RobotPoints
 
 
 def test_holding_still_keeps_what_was_observed_and_repeats_it():

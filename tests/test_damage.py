@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config.experiments import to_toml
 from hdvpd.data.setup import describe_setup, read_setup
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.metrics_log import MetricsLog
 from hdvpd.training.packed import pack, read_packed

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from data_tools import chunk_file, replace_array
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.inspect import contact_sheet, inspect
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 16, 20
 

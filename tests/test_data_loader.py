@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from data_tools import chunk_file
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.config import DataConfig
 from hdvpd.data.loader import Loader
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window
-from hdvpd.errors import UserError
-from hdvpd.types import Batch
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 import scenes
 from data_tools import edit_json, replace_array
 
-import hdvpd.train
+import hdvpd
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, DataConfig
 from hdvpd.config.experiments import load_config, read_toml, to_toml
 from hdvpd.config.reading import read
@@ -24,7 +25,6 @@ from hdvpd.data.setup import describe_setup
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, describe_windows, read_robot, read_window
-from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import lend_plans
 from hdvpd.evaluation.episodes import select_windows
 from hdvpd.training import step as step_module

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from data_tools import chunk_file
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig
 from hdvpd.data.loader import Loader
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.windows import WindowIndex
-from hdvpd.errors import UserError
 
 CONFIG = DataConfig(height=12, width=16, num_workers=2, prefetch=3, workers="processes")
 

@@ -18,8 +18,9 @@ import pytest
 import scenes
 import stores
 
-import hdvpd.train
+import hdvpd
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig
 from hdvpd.data import arrays, remote
 from hdvpd.data.inspect import inspect
@@ -29,7 +30,6 @@ from hdvpd.data.remote import RemotePath, locate
 from hdvpd.data.setup import describe_setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex
-from hdvpd.errors import UserError
 from hdvpd.training import step as step_module
 
 

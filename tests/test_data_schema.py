@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import schema
 from hdvpd.data.simulation import synthetic
-from hdvpd.errors import UserError
 
 FILE = Path("somewhere/dataset.json")
 EPISODE_FILE = Path("somewhere/episodes/000003/episode.json")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from data_tools import chunk_file, edit_json, replace_array
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig
 from hdvpd.data import writer
 from hdvpd.data.simulation.synthetic import synthetic_episode, write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ _FULL_DISK = """
 import resource, signal, sys
 import numpy as np
 from hdvpd.data import writer
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))

@@ -9,6 +9,7 @@ import pytest
 from data_tools import edit_json, replace_array
 from scipy import stats
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig
 from hdvpd.data import writer
 from hdvpd.data.simulation import synthetic
@@ -20,7 +21,6 @@ from hdvpd.data.windows import (
     select_cameras,
     stack_windows,
 )
-from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 16, 20
 CONFIG = DataConfig(height=HEIGHT, width=WIDTH)

@@ -7,7 +7,7 @@ import pytest
 from extras import needed
 
 import hdvpd
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 
 needed("mujoco")
 gymnasium = needed("gymnasium")

@@ -20,21 +20,22 @@ from PIL import Image
 
 from hdvpd import eval as evaluation
 from hdvpd.__main__ import main as command
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, ParticleCloud, Rendering
 from hdvpd.config import EvalConfig
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
-from hdvpd.errors import UserError
 from hdvpd.evaluation import curves, episodes, metrics, rollouts
 from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.model import Model
-from hdvpd.reporting import sealed
+from hdvpd.model.compiled import CompiledModel, compile_model
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
-from hdvpd.types import Camera, ParticleCloud, Rendering
 
 STEPS = 2
 
@@ -314,7 +315,7 @@ def test_all_clouds_are_rendered_in_one_call_and_what_rests_once(moved, images):
     moving, resting = clouds(4), clouds()
     moving.positions[:] = np.arange(10, 14)[:, None, None]
     resting.positions[:] = 100
-    compiled = rollouts.CompiledModel(unused, unused, render, unused)
+    compiled = CompiledModel(unused, unused, render, unused)
     camera = moving_camera(4, 2, moved)
     rgb, depth_m = rollouts.render_clouds(compiled, {"model": moving}, {"static": resting}, camera)
     (seen,) = calls
@@ -457,7 +458,7 @@ def test_an_unwritable_place_is_named_and_keeps_what_was_there(run_copy, capsys)
 
 def test_a_prediction_that_is_not_finite_is_not_silently_left_out(runs, dataset, config):
     model, *_ = load_model(runs["noisy"])
-    compiled = rollouts.compile_model(model)
+    compiled = compile_model(model)
     size = config.data.height, config.data.width
 
     def render(clouds, camera):

@@ -8,6 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.config.experiments import (
     apply_overrides,
@@ -22,7 +23,6 @@ from hdvpd.config.members import with_member
 from hdvpd.config.reading import key_types, nearest_key
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.errors import UserError
 from hdvpd.model import Model
 
 DOCS = Path(__file__).parent.parent / "docs"

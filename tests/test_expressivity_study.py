@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies import expressivity
 from studies.__main__ import main
 from studies.settings import ExpressivitySettings

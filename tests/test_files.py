@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
 
 
 def test_content_is_replaced_and_nothing_else_is_left(tmp_path):

@@ -11,12 +11,12 @@ import pytest
 import scenes
 from flax import nnx
 
+from hdvpd.basics.types import ParticleCloud, RobotPoints
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens, carried_motion
 from hdvpd.encoders.unet import UNet
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.render.compositing import composite
-from hdvpd.types import ParticleCloud, RobotPoints
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "counts.py"
 SPEC = importlib.util.spec_from_file_location("counts", PATH)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_masks_trees import edges_of
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention.masks.centroids import centroid_blocks
 from studies.attention.masks.forests import edge_forest
 

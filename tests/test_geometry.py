@@ -7,8 +7,8 @@ import numpy as np
 import references
 import scenes
 
-from hdvpd import geometry
-from hdvpd.types import Camera
+from hdvpd.basics import geometry
+from hdvpd.basics.types import Camera
 
 HEIGHT, WIDTH = 24, 32
 

@@ -13,8 +13,8 @@ import scenes
 from flax import nnx
 from jax import export
 
-from hdvpd.evaluation.rollouts import make_compiler
 from hdvpd.model import Model
+from hdvpd.model.compiled import make_compiler
 from hdvpd.training.step import create_train_state, make_train_step, make_validate
 
 NUM_PARTICLES, HEIGHT, WIDTH, STEPS = 8192, 64, 80, 2

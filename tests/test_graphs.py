@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hdvpd.attention.graphs import neighbor_graph
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.kernels.neighbors import knn
 from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
 

@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.importers.unpickling import StandIn, UnsafePickleError, read_pickle
-from hdvpd.errors import UserError
 
 h5py: Any = extras.needed("h5py")
 

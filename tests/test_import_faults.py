@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.importers import FORMATS
 from hdvpd.data.importers.driver import import_dataset
-from hdvpd.errors import UserError
 
 h5py: Any = extras.needed("h5py")
 extras.needed("mujoco")

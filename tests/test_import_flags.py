@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data import metadata, writer
 from hdvpd.data.importers import driver
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 h5py: Any = extras.needed("h5py")
 extras.needed("mujoco")

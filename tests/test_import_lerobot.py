@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.calibration import agreement
 from hdvpd.data.importers import conversions, lerobot, lerobot_info, video
@@ -22,7 +23,6 @@ from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 pa: Any = extras.needed("pyarrow")
 pq: Any = extras.needed("pyarrow.parquet")

@@ -17,6 +17,8 @@ import pytest
 import scenes
 
 from hdvpd.__main__ import main
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig
 from hdvpd.config.experiments import read_toml
 from hdvpd.data import windows, writer
@@ -28,8 +30,6 @@ from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation import clip
 from hdvpd.data.simulation import scene as robot_scene
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
 from hdvpd.training import step as step_module
 
 h5py: Any = extras.needed("h5py")

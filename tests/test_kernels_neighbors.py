@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import references
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.kernels import neighbors
 from hdvpd.kernels.neighbors_host import SEARCHES
 

@@ -7,7 +7,7 @@ import pytest
 import scenes
 from flax import nnx
 
-from hdvpd import layers
+from hdvpd.basics import layers
 from hdvpd.config import Config
 from hdvpd.training.step import create_model, create_train_state
 

@@ -20,7 +20,7 @@ from hdvpd.attention.masks.diffusion import diffusion_mask as learned_diffusion
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.kernels.walks import exact_walks
 from studies import grf_measurements as measure
 from studies.attention import power_series as series

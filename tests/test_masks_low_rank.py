@@ -5,7 +5,7 @@ import pytest
 from mask_contract import check_attention, check_gradient, check_mask
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention.masks.low_rank import LowRankMask
 
 

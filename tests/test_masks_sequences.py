@@ -6,7 +6,7 @@ import pytest
 from mask_contract import check_attention, check_mask
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention import causal
 from studies.attention.masks.sequences import CausalMask, PaddingMask, SegmentMask
 

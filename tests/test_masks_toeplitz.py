@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention.masks.compose import ScaledMask
 from studies.attention.masks.toeplitz import ToeplitzMask, distance_table
 

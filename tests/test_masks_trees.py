@@ -8,7 +8,7 @@ from mask_contract import check_attention, check_gradient, check_mask
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention.masks import trees
 from studies.attention.masks.centroids import centroid_blocks
 from studies.attention.masks.forests import edge_forest

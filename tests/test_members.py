@@ -17,11 +17,11 @@ import references
 import scenes
 from flax import nnx
 
+from hdvpd.basics import sampling
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics import edges, graph_masks
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
 from hdvpd.kernels.neighbors import Neighbors
-from hdvpd.layers import sampling
-from hdvpd.types import ParticleCloud
 
 NUM_PARTICLES = 20
 # With the optional carrying, so that symmetries and limits hold for it as well.

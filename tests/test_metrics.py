@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from skimage.metrics import structural_similarity
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.evaluation import metrics
 
 

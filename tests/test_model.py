@@ -12,7 +12,7 @@ import scenes
 from flax import nnx
 
 import hdvpd.model
-from hdvpd.geometry import pixel_rays, unproject
+from hdvpd.basics.geometry import pixel_rays, unproject
 from hdvpd.model import Model, ray_depth_l1, render_image, sample_rays
 
 HEIGHT, WIDTH = 12, 16

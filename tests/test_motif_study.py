@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.__main__ import main
 from studies.motifs import draw, finished_runs, summarize
 from studies.outputs import read_csv

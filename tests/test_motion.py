@@ -17,8 +17,8 @@ import pytest
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.evaluation import motion_plots, motion_tables, objects
-from hdvpd.evaluation.rollouts import CompiledModel
 from hdvpd.evaluation.spreading import SpreadModel
+from hdvpd.model.compiled import CompiledModel
 from hdvpd.training.processes import Team
 
 STEPS = 3

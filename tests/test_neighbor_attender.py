@@ -11,9 +11,9 @@ import references
 import scenes
 from flax import nnx
 
+from hdvpd.basics import sampling
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings, masked_softmax
-from hdvpd.layers import sampling
 
 NUM_TOKENS, DIM = 12, 8
 MODEL = ModelConfig(latent_dim=DIM, kernels="xla")

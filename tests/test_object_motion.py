@@ -8,6 +8,8 @@ import pytest
 from data_tools import edit_json, replace_array
 
 from hdvpd import train
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.geometry import unproject
 from hdvpd.config import DataConfig
 from hdvpd.data.object_motion import moving_windows, objects_move
 from hdvpd.data.shapes import Shape
@@ -15,8 +17,6 @@ from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import Objects
 from hdvpd.data.windows import WindowIndex, read_window
-from hdvpd.errors import UserError
-from hdvpd.geometry import unproject
 
 CONFIG = DataConfig(height=24, width=32)
 

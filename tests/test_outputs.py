@@ -2,7 +2,7 @@
 
 import pytest
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.evaluation.outputs import publish, staging_folder
 
 

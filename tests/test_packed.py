@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from hdvpd.__main__ import main as command
+from hdvpd.basics.errors import UserError
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 from hdvpd.evaluation.model_card import departures, training_hours
 from hdvpd.training import packed
 from hdvpd.training.checkpoints import CheckpointStore, load_model

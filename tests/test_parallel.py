@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.parallel import make_layout, stated_bytes

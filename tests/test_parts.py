@@ -10,13 +10,13 @@ import scenes
 from flax import nnx
 
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.flags import read_flags
 from hdvpd.config.experiments import load_config, read_toml, to_toml
 from hdvpd.config.parts import DYNAMICS, GRAPH_MASKS, LOCAL_LAYERS
 from hdvpd.config.settings import Positive
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
-from hdvpd.errors import UserError
 from hdvpd.training.step import create_train_state, make_train_step
 from studies.attention.masks.low_rank import LowRankMask
 

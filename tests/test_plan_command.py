@@ -14,8 +14,8 @@ from PIL import Image
 
 from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.plan import PlanTask
-from hdvpd.errors import UserError
 
 needed("mujoco")
 

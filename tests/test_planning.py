@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import ParticleCloud, RobotPoints
 from hdvpd.data.robot import Robot, describe_robot
 from hdvpd.data.simulation import scene
-from hdvpd.errors import UserError
 from hdvpd.planning.costs import Clearance, GoalPlace, GoalPose, Lift, Smoothness, Sum
 from hdvpd.planning.inverse_kinematics import solve_pose
 from hdvpd.planning.planner import Planner
 from hdvpd.planning.solvers import CEM, ICEM, MPPI, SOLVERS, RandomShooting, coloured_noise
 from hdvpd.planning.spaces import JointKnots, ToolWaypoints
-from hdvpd.types import ParticleCloud, RobotPoints
 from hdvpd.world.future import Future
 from hdvpd.world.state import State, near
 

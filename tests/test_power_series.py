@@ -8,7 +8,7 @@ import pytest
 import scipy.linalg
 import scipy.special
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies.attention import power_series as series
 
 SERIES = {

@@ -13,10 +13,10 @@ import processes
 import pytest
 import scenes
 
-import hdvpd.train
+import hdvpd
 from hdvpd.__main__ import main as command
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config
-from hdvpd.errors import UserError
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.processes import LOST_STATUS, Team, join

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from test_checkpoints import FILES, make_state
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, DataConfig
 from hdvpd.data import arrays, loader
 from hdvpd.data.loader import Loader
@@ -23,7 +24,6 @@ from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex
-from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.preflight import try_checkpoint, try_parts, wants_preflight
 from hdvpd.training.processes import Team

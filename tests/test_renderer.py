@@ -14,14 +14,14 @@ import references
 import scenes
 from flax import nnx
 
+from hdvpd.basics.geometry import pixel_rays
+from hdvpd.basics.types import Camera, ParticleCloud, Rays
 from hdvpd.config import RenderConfig
-from hdvpd.geometry import pixel_rays
 from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.neighbors import knn
 from hdvpd.render import renderer
 from hdvpd.render.rays import Samples, stratified
 from hdvpd.render.renderer import Renderer, _reached_first
-from hdvpd.types import Camera, ParticleCloud, Rays
 
 CHANNELS, HEIGHT, WIDTH = 3, 6, 8
 CONFIG = RenderConfig(

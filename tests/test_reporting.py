@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch, Camera, RgbdFrames, RobotPoints
 from hdvpd.config import Config
-from hdvpd.errors import UserError
 from hdvpd.training import reporting
 from hdvpd.training.metrics_log import MetricsLog, average
 from hdvpd.training.reporting import Reporter, format_duration, memory_mib, save_first_batch
-from hdvpd.types import Batch, Camera, RgbdFrames, RobotPoints
 
 HEADER = {"kind": "run", "seed": 0}
 

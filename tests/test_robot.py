@@ -11,13 +11,13 @@ from extras import needed
 from import_sources import URDF, tool_poses
 
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data import setup
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.robot import Robot, describe_robot, read_robot
 from hdvpd.data.simulation import bimanual, clip, scene, synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
-from hdvpd.errors import UserError
 from hdvpd.training import packed
 
 mujoco = needed("mujoco")

@@ -14,7 +14,7 @@ import scipy.stats
 
 from hdvpd.attention.couplings import antithetic_draws, repelling_slots
 from hdvpd.attention.sampled_walks import Walkers, move, sample_walks
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.kernels.walks import collect_walks
 from studies import grf_measurements as measure
 from studies.attention.dense import feature_matrix

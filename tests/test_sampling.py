@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from hdvpd.layers.sampling import systematic_subset, uniform_fraction, uniform_subset
+from hdvpd.basics.sampling import systematic_subset, uniform_fraction, uniform_subset
 
 subset = jax.jit(uniform_subset, static_argnums=1)
 fraction = jax.jit(uniform_fraction, static_argnums=1)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hdvpd.reporting import sealed
+from hdvpd.basics import sealed
 
 VALUE = {"b": 1.5, "a": [1, {"é": None}], "1": "x", "10": True}
 

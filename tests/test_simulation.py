@@ -20,12 +20,12 @@ import extras
 import numpy as np
 import pytest
 
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
 from hdvpd.data import schema, writer
 from hdvpd.data.simulation import bimanual, plan, scene
 from hdvpd.data.simulation import clip as clips
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
 
 mujoco: Any = extras.needed("mujoco")
 
@@ -558,7 +558,7 @@ def test_without_mujoco_the_remedy_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize("backend", ["nonsense", "disable"])
 def test_without_a_rendering_backend_the_remedy_is_named_once(tmp_path, backend):
     code = (
-        "from hdvpd.data.simulation import bimanual\nfrom hdvpd.errors import UserError\n"
+        "from hdvpd.data.simulation import bimanual\nfrom hdvpd.basics.errors import UserError\n"
         "import sys\n"
         "try:\n  bimanual.simulate(sys.argv[1], episodes=2, workers=2)\n"
         "except UserError as error:\n  print(error)"

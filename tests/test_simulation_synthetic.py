@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 HEIGHT, WIDTH = 48, 64
 

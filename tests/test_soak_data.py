@@ -14,12 +14,12 @@ import pytest
 import test_importers
 import test_simulation
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers import FORMATS
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.simulation import bimanual
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 pytestmark = pytest.mark.soak
 

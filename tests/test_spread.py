@@ -8,10 +8,10 @@ import scenes
 from flax import nnx
 from jax.sharding import Mesh
 
+from hdvpd.basics.errors import UserError
 from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.spread import PARTICLES, exchanged_bytes, spread_rollout
-from hdvpd.errors import UserError
 from hdvpd.training.parallel import stated_bytes
 
 DEVICES, STEPS = len(jax.devices()), 2

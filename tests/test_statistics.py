@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hdvpd.reporting.statistics import crossed_interval, masked_mean, student_interval
+from hdvpd.basics.statistics import crossed_interval, masked_mean, student_interval
 
 RNG = np.random.default_rng(0)
 SEED_EFFECTS, EPISODE_EFFECTS = RNG.normal(size=3), RNG.normal(size=7)

@@ -7,10 +7,10 @@ import pytest
 from jax.test_util import check_grads
 from scipy.special import erfinv
 
+from hdvpd.basics.types import Rays
 from hdvpd.render.compositing import composite
 from hdvpd.render.rays import Samples, samples_at
 from hdvpd.render.surface import light_stopped, solve_3x3
-from hdvpd.types import Rays
 
 BANDWIDTH, THICKNESS = 0.03, 0.005
 # Of a sheet that hardly stops light: its middle is on the surface.

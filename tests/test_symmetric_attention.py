@@ -12,7 +12,7 @@ from mask_contract import check_gradient
 
 from hdvpd.attention.grf import nonnegative_modulation, walk_attention
 from hdvpd.attention.sampled_walks import sample_walks
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.kernels.walks import exact_walks
 from studies.attention.dense import feature_matrix, masked_linear_attention
 from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights

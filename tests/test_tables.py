@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 
-from hdvpd.reporting.tables import Table, bold
+from hdvpd.basics.tables import Table, bold
 
 TABLE = Table(
     ("", "SSIM", "PSNR [dB]"),

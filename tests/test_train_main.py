@@ -29,20 +29,20 @@ import numpy as np
 import pytest
 import scenes
 
-import hdvpd.train
+import hdvpd
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.data.loader import Loader
-from hdvpd.errors import UserError
 from hdvpd.model import Model
-from hdvpd.reporting import sealed
 from hdvpd.training import step as step_module
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity
 from hdvpd.training.saving import BackgroundSaver
 from hdvpd.training.starting import describe_train_state
 from hdvpd.training.step import make_train_step, make_validate
-from hdvpd.types import Batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -643,7 +643,7 @@ def resume_in_new_process(config: Config, path: Path) -> None:
 RESUME = """
 import sys
 from pathlib import Path
-import hdvpd.train
+import hdvpd
 from hdvpd.training import step
 from hdvpd.config.experiments import read_toml
 from scenes import TinyModel

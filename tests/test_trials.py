@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.robot import Robot
 from hdvpd.data.simulation import bimanual, clip, scene
-from hdvpd.errors import UserError
 from hdvpd.planning.trials import ARRIVED, RATE_STEPS, Outcome, begin_trial, draw_outcome, propose
 
 SIZE = (24, 32)

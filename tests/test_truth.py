@@ -8,14 +8,14 @@ import pytest
 from data_tools import edit_json
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.geometry import unproject
 from hdvpd.config import DataConfig
 from hdvpd.data.shapes import Shape, parse_shape
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import Objects, has_objects, read_objects
 from hdvpd.data.windows import read_window
-from hdvpd.errors import UserError
-from hdvpd.geometry import unproject
 
 
 @pytest.mark.parametrize(

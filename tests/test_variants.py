@@ -2,9 +2,9 @@
 
 import pytest
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.compare_runs import plan_runs
 from hdvpd.config.variants import list_variants
-from hdvpd.errors import UserError
 
 
 def test_every_combination_comes_once():

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.geometry import unproject
+from hdvpd.basics.types import Camera, RobotPoints
 from hdvpd.evaluation import videos
-from hdvpd.geometry import unproject
-from hdvpd.types import Camera, RobotPoints
 
 HEIGHT, WIDTH = 24, 32
 

@@ -12,8 +12,8 @@ import pytest
 from extras import needed
 from recordings import BLUE, OBSERVED, TIMES, make_recording
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.kinematics import Skeleton
-from hdvpd.errors import UserError
 from hdvpd.viewing import colors, editing
 from hdvpd.viewing.recording import PREDICTION, TRUTH, bones
 

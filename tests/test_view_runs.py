@@ -16,7 +16,7 @@ from extras import needed
 
 from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.viewing import editing
 from hdvpd.viewing.recording import PREDICTION, TRUTH

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from hdvpd.attention.masked import masked_linear_attention
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from studies import classification, video, vision
 from studies.classification import Examples
 from studies.head_masks import Frozen, grid_graph

@@ -11,10 +11,11 @@ from PIL import Image
 
 import hdvpd
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
-from hdvpd.errors import UserError
-from hdvpd.evaluation.rollouts import make_compiler, window_keys
+from hdvpd.evaluation.rollouts import window_keys
+from hdvpd.model.compiled import make_compiler
 from hdvpd.world import actions, command
 from hdvpd.world.truth import read_truth, score
 

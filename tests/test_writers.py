@@ -14,20 +14,20 @@ from test_outputs import contents
 
 from hdvpd import eval as evaluation
 from hdvpd.__main__ import main as command
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import LOCK, FolderInUseError, locked
 from hdvpd.config.experiments import apply_overrides
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
 from hdvpd.evaluation.results import Evaluation, write_results
-from hdvpd.evaluation.rollouts import compile_model
-from hdvpd.reporting.files import LOCK, FolderInUseError, locked
+from hdvpd.model.compiled import compile_model
 
 HOLD = """
 import contextlib, sys, time
 from pathlib import Path
-from hdvpd.reporting.files import locked
+from hdvpd.basics.files import locked
 with contextlib.ExitStack() as held:
     for file in sys.argv[1:]:
         held.enter_context(locked(Path(file), "held", "none"))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from hdvpd.types import Bool, Float, Int, JaxArray, Shaped
+from hdvpd.basics.types import Bool, Float, Int, JaxArray, Shaped
 
 Coupling = Literal["iid", "antithetic", "repelling", "repelling-antithetic"]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.types import Array, Bool, Float, PRNGKey
+from hdvpd.basics.types import Array, Bool, Float, PRNGKey
 
 _EPS = 1e-6
 

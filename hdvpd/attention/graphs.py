@@ -11,10 +11,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.types import Array, Bool, Float, JaxArray, pytree
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Neighbors
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Bool, Float, JaxArray, pytree
 
 
 @pytree

@@ -13,10 +13,10 @@ the convex hull of the values. Models give softplus(raw), which the cut does not
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray, is_known
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import Walks, check_modulation
-from hdvpd.types import Array, Float, JaxArray, is_known
 
 _SMALLEST_F0 = 1e-6
 

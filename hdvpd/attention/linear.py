@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Bool, Float
+from hdvpd.basics.types import Array, Bool, Float
 
 
 def linear_attention(

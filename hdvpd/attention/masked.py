@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float, JaxArray
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray
 
 # Columns are multiplied with M so many numbers at a time, 1 MiB of float32 as a second-level cache
 # holds, but never fewer columns than a cache line has numbers. With all columns at once most masks

@@ -15,10 +15,10 @@ from hdvpd.attention.couplings import (
     repelling_slots,
     uniform,
 )
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Float, Int, JaxArray, PRNGKey, Shaped, pytree
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, collect_walks
-from hdvpd.types import Bool, Float, Int, JaxArray, PRNGKey, Shaped, pytree
 
 # Pairs of walkers of one token compared at once by the repelling rule (64 MiB of booleans).
 _BLOCK_PAIRS = 1 << 26

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from hdvpd.errors import UserError, nearest
+from hdvpd.basics.errors import UserError, nearest
 
 _COMPLETION = ("--tyro-print-completion", "--tyro-write-completion")
 _SHELLS = ("bash", "zsh", "fish")  # for tcsh tyro wants one more package, and writes less

@@ -24,15 +24,15 @@ from typing import Any, TypeVar
 
 import jax
 
-import hdvpd.train
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.layers import count_parameters
 from hdvpd.config import Config
 from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
 from hdvpd.config.variants import Variant, list_variants
 from hdvpd.data.mixture import open_dataset
-from hdvpd.errors import UserError
-from hdvpd.eval import prepare
 from hdvpd.evaluation.comparison import (
     ComparedRun,
     comparison_tables,
@@ -47,11 +47,11 @@ from hdvpd.evaluation.comparison import (
 from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run, share_programs
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
+from hdvpd.evaluation.main import prepare
 from hdvpd.evaluation.results import Run, require_same_frames
-from hdvpd.evaluation.rollouts import CompileModel
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.layers import count_parameters
-from hdvpd.reporting import files
+from hdvpd.model.compiled import CompileModel
+from hdvpd.training import train
 from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.step import TrainStep, make_train_step
@@ -179,7 +179,7 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
     dataset = open_dataset(runs[0].config.data).identity()
     steps: dict[str, TrainStep] = {}
 
-    def train(number: int, run: PlannedRun) -> None:
+    def finish(number: int, run: PlannedRun) -> None:
         finished = is_finished(run, dataset)
         if not finished:
             with RunFolder(run.folder).lock():  # nothing is said of what is refused
@@ -187,14 +187,14 @@ def train_runs(runs: Sequence[PlannedRun]) -> None:
         state = "is finished" if finished else "training"
         print(f"\n== run {number}/{len(runs)}: {run.name} {state}", flush=True)
         if not finished:
-            hdvpd.train.main(
+            train.main(
                 run.config,
                 run_dir=run.folder,
                 resume="auto",
                 make_step=make_once(steps, run.member, make_train_step),
             )
 
-    share({run.name: functools.partial(train, number, run) for number, run in enumerate(runs, 1)})
+    share({run.name: functools.partial(finish, number, run) for number, run in enumerate(runs, 1)})
 
 
 def share(tasks: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import tyro
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import AbstractCommand, Group, Program
 from hdvpd.commands.data import Simulate
 from hdvpd.commands.evaluate import Evaluate
@@ -22,7 +23,6 @@ from hdvpd.commands.model import Unpack
 from hdvpd.commands.train import ConfigFlags, Train
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
-from hdvpd.errors import UserError
 
 CONTROL_STEPS = 20
 SEED = 0

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 import hdvpd
+from hdvpd.basics.errors import how_to_install
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.system import LIBRARIES, missing_packages
-from hdvpd.errors import how_to_install
 from hdvpd.kernels.memory import main_memory
 
 Status = Literal["ok", "note", "problem"]

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.commands.processes import Processes
 from hdvpd.config import Config
 from hdvpd.config.settings import free_keys
-from hdvpd.errors import UserError
 
 
 def _flags() -> Any:
@@ -51,7 +51,7 @@ class Evaluate(AbstractCommand):
 
         announce("evaluating", *self.runs)
 
-        from hdvpd import eval as evaluation
+        from hdvpd.evaluation import eval as evaluation
 
         scene_page = None
         if not self.objects_only and importlib.util.find_spec("viser"):

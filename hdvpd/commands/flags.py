@@ -14,12 +14,12 @@ import docstring_parser
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config
 from hdvpd.config.earlier import MOVED, REMOVED
 from hdvpd.config.experiments import read_tables
 from hdvpd.config.reading import Tables, default_of, import_parts, key_types
 from hdvpd.config.settings import Settings, is_settings, parts_of, plain_type
-from hdvpd.errors import UserError
 
 
 def _read_names(words: list[str]) -> tuple[str, ...]:

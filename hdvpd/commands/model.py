@@ -89,8 +89,8 @@ class Pack(AbstractCommand):
         """Pack."""
         announce("packing", self.run_dir)
 
+        from hdvpd.basics.files import write
         from hdvpd.evaluation.model_card import write_card
-        from hdvpd.reporting.files import write
         from hdvpd.training.checkpoints import CheckpointStore
         from hdvpd.training.packed import pack
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.flags import optional
-from hdvpd.errors import UserError
 
 
 @dataclass(frozen=True)

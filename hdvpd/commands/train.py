@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.commands.processes import Processes
 from hdvpd.config import Config
 from hdvpd.config.experiments import apply_overrides, load_config
-from hdvpd.errors import UserError
 
 ConfigFlags = Annotated[Mapping[str, Any], tyro.conf.arg(name="", constructor_factory=config_flags)]
 """What is given of the configuration's flags, as tables."""
@@ -46,7 +46,7 @@ class Train(AbstractCommand):
         config, run_dir = self._resolve()
         announce("training", run_dir)
 
-        from hdvpd import train
+        from hdvpd.training import train
 
         resume = self.resume or None
         self.processes.run(

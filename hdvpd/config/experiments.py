@@ -12,10 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics.errors import UserError, nearest
 from hdvpd.config import Config
 from hdvpd.config.reading import Tables, read, toml_lines
 from hdvpd.config.settings import entries, to_table
-from hdvpd.errors import UserError, nearest
 
 
 def config_files(folder: str = "") -> dict[str, Path]:

@@ -6,11 +6,11 @@ hdvpd are in `configs/members/`.
 
 from pathlib import Path
 
+from hdvpd.basics.errors import UserError, nearest
 from hdvpd.config import Config
 from hdvpd.config.experiments import config_files, read_tables
 from hdvpd.config.reading import overlay, read
 from hdvpd.config.settings import to_table
-from hdvpd.errors import UserError, nearest
 
 
 def member_names() -> tuple[str, ...]:

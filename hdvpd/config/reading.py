@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from hdvpd.basics.errors import UserError, nearest
 from hdvpd.config import Config
 from hdvpd.config.earlier import MOVED, REMOVED
 from hdvpd.config.settings import (
@@ -20,7 +21,6 @@ from hdvpd.config.settings import (
     parts_of,
     plain_type,
 )
-from hdvpd.errors import UserError, nearest
 
 Tables = Mapping[str, Any]
 """Values by section and key, such as `{"train": {"num_steps": 2}}`; parts are tables with a `kind`,

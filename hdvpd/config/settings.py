@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from hdvpd.errors import UserError, nearest
+from hdvpd.basics.errors import UserError, nearest
 
 NONE = "none"
 """The kind of a part that is left out."""

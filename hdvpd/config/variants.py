@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config.reading import Tables
-from hdvpd.errors import UserError
 
 
 @dataclass(frozen=True)

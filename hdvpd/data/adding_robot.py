@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.arrays import JOINT_POSITIONS, LINKS
 from hdvpd.data.importers.robot_model import Joint, RobotModel, read_robot_file
@@ -12,7 +13,6 @@ from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.remote import require_local
 from hdvpd.data.robot import ROBOT_FILE, Robot, describe_robot, read_robot
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 TOLERANCE_M = 2e-3
 """How far a link may lie from where the data have it: fingers of a simulated gripper lag a little

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Float, Shaped
 from hdvpd.data.writer import episode_folder
-from hdvpd.errors import UserError
-from hdvpd.types import Bool, Float, Shaped
 
 ROTATION_TOLERANCE = 1e-4
 """Largest entry of R R^T - 1 accepted; a pose rounded to float32 stays below 1e-6."""

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import scipy.linalg
 
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, Shaped
 from hdvpd.data.pinhole import pixel_directions
-from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
-from hdvpd.types import Float, Shaped
 
 FILE_NAME = "corrections.json"
 FORMAT, VERSION = "hdvpd-corrections", 1

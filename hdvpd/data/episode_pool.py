@@ -18,8 +18,8 @@ from typing import TypeVar
 import rich.console
 import rich.progress
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
-from hdvpd.errors import UserError
 
 K = TypeVar("K")
 T = TypeVar("T")

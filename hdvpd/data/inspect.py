@@ -11,15 +11,15 @@ import numpy as np
 import rich.console
 import rich.table
 
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.config import DataConfig
 from hdvpd.data import checks, schema
 from hdvpd.data.mixture import require_fit
 from hdvpd.data.remote import RemotePath, locate
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
-from hdvpd.types import Float, UInt8
 
 SHEET_NAME = "contact_sheet.png"
 SHEET_COLUMNS = 6

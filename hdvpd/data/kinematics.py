@@ -9,7 +9,7 @@ For the two simulated arms that makes 84 points (2 x (7 joint origins + tool cen
 
 from dataclasses import dataclass
 
-from hdvpd.types import Array, Float
+from hdvpd.basics.types import Array, Float
 
 POINTS_PER_SEGMENT = 4
 """Points strictly between the ends of a segment (a few centimetres apart on an arm)."""

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.config import DataConfig
 from hdvpd.data.reading_process import ReadingProcess
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, describe_windows, read_window, stack_windows
-from hdvpd.errors import UserError
-from hdvpd.types import Batch
 
 Windows = Sequence[tuple[int, int]]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.remote import RemotePath, require_local
-from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
 
 INDEX = "episodes.json"
 FORMAT, VERSION = "hdvpd-episodes", 1

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import tensorstore
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig, SceneSpec
 from hdvpd.data import schema
 from hdvpd.data.corrections import Corrections
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
-from hdvpd.errors import UserError
 
 NUMBERS = 1_000_000
 """Episodes of a data set have six digits."""

@@ -7,12 +7,12 @@ objects, but strong shadows too.
 
 import numpy as np
 
+from hdvpd.basics.geometry import unproject
+from hdvpd.basics.types import Batch, Bool, Float
 from hdvpd.config import DataConfig
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import MOVED_M, Objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
-from hdvpd.geometry import unproject
-from hdvpd.types import Batch, Bool, Float
 
 AWAY_FROM_ROBOT_M = 0.12
 """From every kinematic point; a link's surface is up to 9 cm from the points on its axis."""

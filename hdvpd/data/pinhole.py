@@ -1,15 +1,16 @@
 """Pinhole cameras in numpy and float64, for everything that happens before the model.
 
-The conventions are those of `hdvpd.geometry`, its twin in JAX: OpenCV axes (x right, y down, z
-forward), poses camera-to-world, the centre of pixel (row i, column j) at (j + 0.5, i + 0.5), planar
-depth, metres. Sizes are height and width of an image, intrinsics pinhole matrices, both in pixels.
+The conventions are those of `hdvpd.basics.geometry`, its twin in JAX: OpenCV axes (x right, y down,
+z forward), poses camera-to-world, the centre of pixel (row i, column j) at (j + 0.5, i + 0.5),
+planar depth, metres. Sizes are height and width of an image, intrinsics pinhole matrices, both in
+pixels.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from hdvpd.types import Float
+from hdvpd.basics.types import Float
 
 AXES = {
     "opencv": np.eye(4),

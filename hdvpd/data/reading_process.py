@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import hdvpd
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.config import DataConfig
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import describe_windows, read_window, stack_windows
-from hdvpd.errors import UserError
 from hdvpd.kernels.memory import keep_freed_memory
-from hdvpd.types import Batch
 
 _HEADER = struct.Struct("<QQ")
 """Bytes of the pickle that follows, and of the file that comes along; 0 for none."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tensorstore
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 
 SCHEMES = ("gs", "s3", "http", "https")
 RETRIES: dict[str, Any] = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "8s"}

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from PIL import Image
 
-from hdvpd.types import Float, Int, UInt8
+from hdvpd.basics.types import Float, Int, UInt8
 
 
 def resize_rgb(

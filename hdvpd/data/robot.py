@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, Int, RobotPoints
 from hdvpd.data import schema
 from hdvpd.data.importers.robot_model import (
     compile_kinematics,
@@ -20,9 +23,6 @@ from hdvpd.data.importers.robot_model import (
     load_mujoco,
 )
 from hdvpd.data.kinematics import kinematic_points, point_grippers
-from hdvpd.errors import UserError
-from hdvpd.reporting import sealed
-from hdvpd.types import Array, Float, Int, RobotPoints
 
 ROBOT_FILE = "robot.json"
 FORMAT, VERSION = "hdvpd-robot", 1

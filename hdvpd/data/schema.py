@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 from hdvpd.data.shapes import Shape, parse_shape
-from hdvpd.errors import UserError
 
 FORMAT = "hdvpd-dataset"
 VERSION = 1

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics import files, sealed
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, Float
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, camera_array
 from hdvpd.data.remote import RemotePath, locate
 from hdvpd.data.robot import Robot, read_robot
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.reporting import files, sealed
-from hdvpd.types import Camera, Float
 
 SETUP_FILE = "setup.json"
 FORMAT, VERSION = "hdvpd-setup", 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Float
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 
 _SIZES = {"box": 3, "cylinder": 2, "sphere": 1}
 

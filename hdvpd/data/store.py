@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import tensorstore
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig, SceneSpec
 from hdvpd.data import arrays, remote, schema, writer
 from hdvpd.data.corrections import Corrections, read_corrections
 from hdvpd.data.metadata import episode_files, read_json
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.writer import episode_folder
-from hdvpd.errors import UserError
 
 _OPEN_ARRAYS = 4096
 _OPENED_AT_ONCE = 16

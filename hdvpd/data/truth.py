@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, Int
 from hdvpd.data.arrays import OBJECTS
 from hdvpd.data.schema import ObjectInfo
 from hdvpd.data.shapes import Shape
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.types import Float, Int
 
 ON_SURFACE_M = 0.003
 """A point this near to an object is on it: depth of simulated images is exact, and labels and bands

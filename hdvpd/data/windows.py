@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch, Camera, RgbdFrames, RobotPoints
 from hdvpd.config import DataConfig
 from hdvpd.data import checks, kinematics, resizing
 from hdvpd.data.arrays import (
@@ -28,8 +30,6 @@ from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.schema import CameraInfo, EpisodeInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.writer import episode_folder
-from hdvpd.errors import UserError
-from hdvpd.types import Batch, Camera, RgbdFrames, RobotPoints
 
 OBSERVED_FRAMES = 2
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore
 
+from hdvpd.basics import files, sealed
+from hdvpd.basics.errors import UserError
 from hdvpd.data import arrays as declared
 from hdvpd.data.remote import require_local
-from hdvpd.errors import UserError
-from hdvpd.reporting import files, sealed
 
 MAX_SHARD_FRAMES = 64
 """Two shards of every image are in memory while an episode is streamed."""

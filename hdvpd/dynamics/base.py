@@ -4,7 +4,7 @@ import abc
 
 from flax import nnx
 
-from hdvpd.types import Array, Float, ParticleCloud, PRNGKey, RobotPoints, pytree
+from hdvpd.basics.types import Array, Float, ParticleCloud, PRNGKey, RobotPoints, pytree
 
 
 @pytree

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hdvpd.basics.geometry import safe_norm
+from hdvpd.basics.layers import Linear
+from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.geometry import safe_norm
 from hdvpd.kernels.neighbors import Backend, knn
-from hdvpd.layers import Linear
-from hdvpd.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 
 NUM_POINTS = 4
 """Kinematic points that a particle looks at."""

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hdvpd.basics.geometry import safe_norm
+from hdvpd.basics.layers import LayerNorm, Linear
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.geometry import safe_norm
 from hdvpd.kernels.neighbors import Backend, knn
-from hdvpd.layers import LayerNorm, Linear
-from hdvpd.types import Array, Bool, Float, Int, JaxArray, pytree
 
 OFFSET_DIM = 4
 # Neighbours are centimetres apart: in this unit their offsets are of order one.

@@ -19,12 +19,12 @@ from hdvpd.attention.feature_maps import (
 )
 from hdvpd.attention.learned.base import AbstractLearnedMask, head_keys, positive
 from hdvpd.attention.linear import linear_attention
+from hdvpd.basics.layers import Linear, split_linear
+from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
-from hdvpd.layers import Linear, split_linear
-from hdvpd.types import Array, Bool, Float, JaxArray
 
 
 @dataclass(frozen=True)

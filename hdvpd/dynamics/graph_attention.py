@@ -14,13 +14,13 @@ from flax import nnx
 from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.learned.base import AbstractLearnedMask, head_keys, positive
 from hdvpd.attention.learned.grf import LearnedGrf
+from hdvpd.basics.layers import Linear
+from hdvpd.basics.types import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
-from hdvpd.layers import Linear
-from hdvpd.types import Array, Bool, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.learned.base import AbstractLearnedMask
+from hdvpd.basics.types import Array, Bool, Float, PRNGKey
 from hdvpd.config import ModelConfig
 from hdvpd.config.settings import SettingError, require
 from hdvpd.kernels.neighbors import knn
-from hdvpd.types import Array, Bool, Float, PRNGKey
 
 Plan = TypeVar("Plan")
 

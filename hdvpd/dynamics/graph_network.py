@@ -8,13 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
-from hdvpd.config.settings import Count, Fraction
-from hdvpd.dynamics.base import AbstractDynamics, Change
-from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
-from hdvpd.dynamics.tokens import ReadOut, Tokens
-from hdvpd.layers.sampling import uniform_fraction
-from hdvpd.types import (
+from hdvpd.basics.sampling import uniform_fraction
+from hdvpd.basics.types import (
     Array,
     Bool,
     Float,
@@ -25,6 +20,11 @@ from hdvpd.types import (
     RobotPoints,
     pytree,
 )
+from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
+from hdvpd.config.settings import Count, Fraction
+from hdvpd.dynamics.base import AbstractDynamics, Change
+from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
+from hdvpd.dynamics.tokens import ReadOut, Tokens
 
 
 @dataclass(frozen=True)

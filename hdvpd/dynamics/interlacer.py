@@ -6,6 +6,8 @@ from typing import Annotated, Generic, TypeVar
 import jax
 from flax import nnx
 
+from hdvpd.basics.layers import LayerNorm, by_rows
+from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNGKey, RobotPoints
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
@@ -15,8 +17,6 @@ from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
-from hdvpd.layers import LayerNorm, by_rows
-from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNGKey, RobotPoints
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")

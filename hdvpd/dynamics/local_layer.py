@@ -6,9 +6,9 @@ from typing import Generic, TypeVar
 
 from flax import nnx
 
+from hdvpd.basics.types import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig
 from hdvpd.config.settings import Settings
-from hdvpd.types import Array, Bool, Float, JaxArray, PRNGKey
 
 Plan = TypeVar("Plan")
 

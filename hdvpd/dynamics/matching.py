@@ -7,7 +7,7 @@ see an object that moves in a handful of pixels, while every particle has a meas
 import jax
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Bool, Float, Int
+from hdvpd.basics.types import Array, Bool, Float, Int
 
 _COLOR_M = 0.2
 """Distance that a difference of 1 in a colour counts as, when counterparts are chosen [m]."""

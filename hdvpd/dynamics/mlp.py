@@ -3,8 +3,8 @@
 import jax
 from flax import nnx
 
-from hdvpd.layers import Linear
-from hdvpd.types import Float, JaxArray
+from hdvpd.basics.layers import Linear
+from hdvpd.basics.types import Float, JaxArray
 
 
 class Mlp(nnx.Module):

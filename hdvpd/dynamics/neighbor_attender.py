@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hdvpd.basics.layers import Linear
+from hdvpd.basics.sampling import uniform_fraction
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
 from hdvpd.config import ModelConfig
 from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeLinear, Edges, nearest_edges
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.layers import Linear
-from hdvpd.layers.sampling import uniform_fraction
-from hdvpd.types import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
 
 
 @pytree

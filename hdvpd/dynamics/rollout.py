@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import jax
 
+from hdvpd.basics.types import ParticleCloud, PRNGKey, RobotPoints
 from hdvpd.dynamics.base import Change, advance
-from hdvpd.types import ParticleCloud, PRNGKey, RobotPoints
 
 # Steps that may be compiled after each other: programs of more take long to compile.
 _UNROLLED = 8

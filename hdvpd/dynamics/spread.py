@@ -25,15 +25,15 @@ from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.grf import nonnegative_modulation
 from hdvpd.attention.learned.base import positive
 from hdvpd.attention.learned.grf import LearnedGrf
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.layers import split_linear
+from hdvpd.basics.types import Array, ParticleCloud, PRNGKey, RobotPoints
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.global_attention import GlobalAttention
 from hdvpd.dynamics.graph_attention import GraphAttention, GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
 from hdvpd.dynamics.rollout import rollout
-from hdvpd.errors import UserError
 from hdvpd.kernels.neighbors import knn
-from hdvpd.layers import split_linear
-from hdvpd.types import Array, ParticleCloud, PRNGKey, RobotPoints
 
 PARTICLES = "particles"
 """The mesh's axis."""

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hdvpd.basics.layers import LayerNorm, Linear, normal
+from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.contact import ContactTokens, went_along
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.layers import LayerNorm, Linear, normal
-from hdvpd.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 
 _POINT_EMBEDDING_DIM = 16
 # Motion of the robot per step is centimetres: in this unit it is of order one.

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from hdvpd.geometry import unproject, z_order
-from hdvpd.layers.sampling import systematic_subset, uniform_subset
-from hdvpd.types import Array, Bool, Camera, Float, ParticleCloud, PRNGKey
+from hdvpd.basics.geometry import unproject, z_order
+from hdvpd.basics.sampling import systematic_subset, uniform_subset
+from hdvpd.basics.types import Array, Bool, Camera, Float, ParticleCloud, PRNGKey
 
 
 def visible_points(

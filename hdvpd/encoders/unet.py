@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.layers import Conv, GroupNorm, Linear
-from hdvpd.types import Float, JaxArray
+from hdvpd.basics.layers import Conv, GroupNorm, Linear
+from hdvpd.basics.types import Float, JaxArray
 
 
 class ConvBlock(nnx.Module):

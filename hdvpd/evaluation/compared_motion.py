@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.statistics import crossed_interval, masked_mean
+from hdvpd.basics.tables import Cell, Table, bold, plus_minus
+from hdvpd.basics.types import Float
 from hdvpd.evaluation.curves import Scores, plain_numbers
 from hdvpd.evaluation.motion_tables import MM, MOTION_LABELS, MOTION_TITLES
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS
-from hdvpd.reporting.statistics import crossed_interval, masked_mean
-from hdvpd.reporting.tables import Cell, Table, bold, plus_minus
-from hdvpd.types import Float
 
 
 def compare_motion(scores: Mapping[str, Sequence[Scores]]) -> dict[str, Any]:

@@ -15,6 +15,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hdvpd.basics.colors import SERIES
+from hdvpd.basics.statistics import crossed_interval, masked_mean
+from hdvpd.basics.tables import Cell, Table, bold, plus_minus
+from hdvpd.basics.types import Float
 from hdvpd.evaluation.compared_motion import compare_motion, compared_motion_tables
 from hdvpd.evaluation.curves import (
     LABELS,
@@ -26,10 +30,6 @@ from hdvpd.evaluation.curves import (
     draw_curve,
     plain_numbers,
 )
-from hdvpd.reporting.colors import SERIES
-from hdvpd.reporting.statistics import crossed_interval, masked_mean
-from hdvpd.reporting.tables import Cell, Table, bold, plus_minus
-from hdvpd.types import Float
 
 _DIGITS = {"ssim": 4, "psnr": 2, "moving_ssim": 4, "moving_psnr": 2}
 _SPEEDS = {"steps_per_s": "steps/s", "particles_per_s": "particles/s"}

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, ParticleCloud, PRNGKey, RobotPoints
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.tokens import carried_motion
-from hdvpd.errors import UserError
-from hdvpd.types import Float, ParticleCloud, PRNGKey, RobotPoints
 
 # Enough to find a near pose (docs/evaluation.md), few enough to read from a large data set.
 _MAX_LENDERS = 64

@@ -19,12 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hdvpd.basics import colors
+from hdvpd.basics.statistics import masked_mean, student_interval
+from hdvpd.basics.tables import Cell, Table
+from hdvpd.basics.types import Float
 from hdvpd.config import Control
 from hdvpd.evaluation.metrics import SSIM_SETTINGS
-from hdvpd.reporting import colors
-from hdvpd.reporting.statistics import masked_mean, student_interval
-from hdvpd.reporting.tables import Cell, Table
-from hdvpd.types import Float
 
 PREDICTORS = ("model", *get_args(Control))
 METRICS = ("ssim", "psnr", "moving_ssim", "moving_psnr")

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.statistics import masked_mean
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config, EvalConfig
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import read_objects
@@ -17,7 +20,6 @@ from hdvpd.data.windows import (
     read_window,
     select_cameras,
 )
-from hdvpd.errors import UserError
 from hdvpd.evaluation.controls import Loan, lend_plans
 from hdvpd.evaluation.curves import PREDICTORS, Scores
 from hdvpd.evaluation.objects import (
@@ -26,19 +28,12 @@ from hdvpd.evaluation.objects import (
     evaluate_motion,
     has_motion_truth,
 )
-from hdvpd.evaluation.rollouts import (
-    CompiledModel,
-    CompileModel,
-    WindowResult,
-    evaluate_window,
-    make_compiler,
-)
+from hdvpd.evaluation.rollouts import WindowResult, evaluate_window
 from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.evaluation.spreading import spread_model
 from hdvpd.evaluation.videos import Clip
 from hdvpd.model import Model
-from hdvpd.reporting.statistics import masked_mean
-from hdvpd.types import Batch
+from hdvpd.model.compiled import CompiledModel, CompileModel, make_compiler
 
 SPLIT = "test"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics import sealed
 from hdvpd.evaluation.curves import Scores, plain_numbers
-from hdvpd.reporting import sealed
 
 _ARRAYS = ("images", "depth", "pixels", "reconstruction", "motion")
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from skimage.metrics import structural_similarity
 
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Bool, Float
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Bool, Float
 
 WINDOW = 11
 SIGMA = 1.5

@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hdvpd.basics.files import write
+from hdvpd.basics.tables import plus_minus
 from hdvpd.evaluation.curves import plot_metrics, to_json, to_png
 from hdvpd.evaluation.motion_tables import (
     MM,
@@ -16,8 +18,6 @@ from hdvpd.evaluation.motion_tables import (
     motion_markdown,
 )
 from hdvpd.evaluation.verdicts import Verdict
-from hdvpd.reporting.files import write
-from hdvpd.reporting.tables import plus_minus
 
 _AGAINST = {
     "static_render": "assuming that nothing moves",

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.statistics import masked_mean, student_interval
+from hdvpd.basics.tables import Cell, Table, plus_minus
+from hdvpd.basics.types import Float
 from hdvpd.evaluation.curves import plain_numbers
 from hdvpd.evaluation.objects import MOTION_METRICS, MOTION_PREDICTORS, MotionScores
-from hdvpd.reporting.statistics import masked_mean, student_interval
-from hdvpd.reporting.tables import Cell, Table, plus_minus
-from hdvpd.types import Float
 
 MOTION_TITLES = {
     "object_error_m": "all objects [mm]",

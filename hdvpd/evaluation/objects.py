@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from hdvpd.basics.statistics import masked_mean
+from hdvpd.basics.types import Array, Bool, Float, ParticleCloud
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
 from hdvpd.evaluation.controls import carry_particles
-from hdvpd.evaluation.rollouts import CompiledModel, window_keys
+from hdvpd.evaluation.rollouts import window_keys
 from hdvpd.evaluation.spreading import SpreadModel
-from hdvpd.reporting.statistics import masked_mean
-from hdvpd.types import Array, Bool, Float, ParticleCloud
+from hdvpd.model.compiled import CompiledModel
 
 MOTION_METRICS = ("object_error_m", "moved_error_m", "untouched_error_m", "static_jump_m")
 """Mean distance of particles from where they should be: on all objects, on those that move in the

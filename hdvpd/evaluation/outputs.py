@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hdvpd.reporting import files
+from hdvpd.basics import files
 
 METRICS_FILE = "metrics.json"
 _STAGING = ".partial-"
@@ -26,7 +26,7 @@ _ARTEFACTS = (
 
 
 def explain_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn a full or read-only disk into one message, as `hdvpd.reporting.files` does."""
+    """Turn a full or read-only disk into one message, as `hdvpd.basics.files` does."""
     return files.explain_write_errors(path, _REMEDY)
 
 

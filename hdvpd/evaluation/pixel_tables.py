@@ -5,10 +5,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hdvpd.basics.statistics import masked_mean, student_interval
+from hdvpd.basics.tables import Cell, Table, plus_minus
 from hdvpd.evaluation.curves import LABELS, Scores, plain_numbers, plot_metrics
 from hdvpd.evaluation.pixels import PIXEL_METRICS, RECONSTRUCTION_METRICS
-from hdvpd.reporting.statistics import masked_mean, student_interval
-from hdvpd.reporting.tables import Cell, Table, plus_minus
 
 PIXEL_TITLES = {
     "object_psnr": "PSNR, objects [dB]",

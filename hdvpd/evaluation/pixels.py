@@ -11,11 +11,11 @@ import numpy as np
 from scipy.spatial import KDTree
 from skimage.color import deltaE_ciede2000, rgb2lab
 
+from hdvpd.basics.geometry import unproject
+from hdvpd.basics.types import Array, Batch, Bool, Float, Int
 from hdvpd.data.truth import Objects
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.evaluation.metrics import psnr_of_mse
-from hdvpd.geometry import unproject
-from hdvpd.types import Array, Batch, Bool, Float, Int
 
 RECONSTRUCTION_METRICS = ("ssim", "psnr", "object_psnr", "sharpness", "depth_error_m")
 """Of the last observed frame, rendered from its particles: as of predicted frames, and the median

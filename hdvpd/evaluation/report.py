@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hdvpd.basics.statistics import MIN_SAMPLES
 from hdvpd.evaluation.curves import LABELS, METRICS, describe_sample
 from hdvpd.evaluation.motion_plots import judge_motion
 from hdvpd.evaluation.motion_tables import describe_motion, motion_tables
 from hdvpd.evaluation.pixel_tables import pixel_table, reconstruction_table
 from hdvpd.evaluation.verdicts import average_table, depth_table, judge, step_table
-from hdvpd.reporting.statistics import MIN_SAMPLES
 
 _EXPLANATIONS = {
     "model": "particles moved by the planned actions",

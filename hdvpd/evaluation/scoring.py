@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Batch, Bool, Float, Int
 from hdvpd.data.truth import Objects
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.evaluation.metrics import depth_errors, moving_pixels, psnr, score_frame, ssim
@@ -16,7 +17,6 @@ from hdvpd.evaluation.pixels import (
     score_pixels,
     sharpness,
 )
-from hdvpd.types import Batch, Bool, Float, Int
 
 
 @dataclass(frozen=True)

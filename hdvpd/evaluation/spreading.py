@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from hdvpd.evaluation.rollouts import CompiledModel, CompileModel
 from hdvpd.model import Model
+from hdvpd.model.compiled import CompiledModel, CompileModel
 from hdvpd.training.parallel import local_devices
 from hdvpd.training.processes import Team
 

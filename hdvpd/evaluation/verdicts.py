@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hdvpd.basics.statistics import MIN_SAMPLES
+from hdvpd.basics.tables import Table, bold, plus_minus
 from hdvpd.evaluation.curves import DIGITS, LABELS, METRICS, TITLES, describe_sample
-from hdvpd.reporting.statistics import MIN_SAMPLES
-from hdvpd.reporting.tables import Table, bold, plus_minus
 
 _AGAINST = {
     "static_render": "rendering the observed particles unmoved",

@@ -15,9 +15,9 @@ import numpy as np
 from imageio.plugins.pyav import PyAVPlugin
 from PIL import Image, ImageDraw, ImageFont
 
-from hdvpd.errors import UserError
-from hdvpd.geometry import project
-from hdvpd.types import Array, Bool, Camera, Float, RobotPoints, UInt8
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.geometry import project
+from hdvpd.basics.types import Array, Bool, Camera, Float, RobotPoints, UInt8
 
 PANELS = ("ground truth", "prediction", "particles", "kinematic particles")
 OBSERVED_FRAMES = 2

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.geometry import safe_norm
+from hdvpd.basics.geometry import safe_norm
+from hdvpd.basics.types import Array, Bool, Float, Int
 from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
-from hdvpd.types import Array, Bool, Float, Int
 
 
 def annular_sums(

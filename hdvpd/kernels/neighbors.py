@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.types import Array, Bool, Float, Int, pytree
 from hdvpd.config import Backend
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.neighbors_host import SEARCHES
-from hdvpd.types import Array, Bool, Float, Int, pytree
 
 # Distances held at once by the blockwise search (64 MiB of float32).
 _BLOCK_ENTRIES = 1 << 24

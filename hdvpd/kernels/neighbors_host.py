@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.errors import UserError, how_to_install
+from hdvpd.basics.errors import UserError, how_to_install
 
 # A search among real points: (queries, points, k, max_distance) -> (distances, indices), missing
 # ones at infinity.

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.types import Array, Float, Int, JaxArray, pytree, static
 from hdvpd.kernels import sparse_rows_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
-from hdvpd.types import Array, Float, Int, JaxArray, pytree, static
 
 # Numbers in a block of rows: 256 KiB of float32, about half of a second-level cache.
 _BLOCK_SIZE = 1 << 16

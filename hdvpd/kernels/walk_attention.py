@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.types import Array, Float
 from hdvpd.kernels import walk_attention_host
 from hdvpd.kernels.choice import use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.walks import Walks, check_modulation, merged
-from hdvpd.types import Array, Float
 
 
 def attend_along_walks(

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from hdvpd.basics.types import Array, Float
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.walks import Walks
-from hdvpd.types import Array, Float
 
 # Tokens per program: 16 rows of 128 floats are 16 registers per thread of four warps.
 _BLOCK = 16

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, pytree, static
 from hdvpd.kernels import walks_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Bool, Float, Int, JaxArray, pytree, static
 
 
 @pytree

@@ -11,7 +11,8 @@ import jax
 import matplotlib.figure
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, Float, RgbdFrames
 from hdvpd.planning.costs import AbstractCost, GoalPlace, Lift, object_rows
 from hdvpd.planning.planner import Plan, Planner
 from hdvpd.planning.solvers import SOLVERS
@@ -23,7 +24,6 @@ from hdvpd.planning.trials import (
     require_simulated,
     skill,
 )
-from hdvpd.types import Camera, Float, RgbdFrames
 from hdvpd.world.base import World
 from hdvpd.world.command import only_writer, replacing
 from hdvpd.world.loading import load

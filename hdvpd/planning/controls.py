@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from hdvpd.basics.types import Array, Float, ParticleCloud
 from hdvpd.data.robot import Robot
 from hdvpd.data.simulation import scene
 from hdvpd.encoders.particles import subsample, visible_points
@@ -13,7 +14,6 @@ from hdvpd.evaluation.controls import carry_particles
 from hdvpd.planning.costs import AbstractCost, AbstractObjectCost, object_rows
 from hdvpd.planning.inverse_kinematics import link_number
 from hdvpd.planning.trials import Trial
-from hdvpd.types import Array, Float, ParticleCloud
 from hdvpd.world.future import Future, Images
 from hdvpd.world.state import State
 

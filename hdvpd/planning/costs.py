@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Camera, Float, UInt8
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, Float, UInt8
 from hdvpd.world.future import Future
 from hdvpd.world.state import Place, State
 

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.types import Float, ParticleCloud, RobotPoints
 from hdvpd.planning.costs import AbstractCost, require_in_workspace
 from hdvpd.planning.planner import Plan, Planner
 from hdvpd.planning.solvers import ICEM, AbstractSolver
 from hdvpd.planning.spaces import AbstractSpace
-from hdvpd.types import Float, ParticleCloud, RobotPoints
 from hdvpd.world.base import World
 from hdvpd.world.state import State
 

@@ -7,9 +7,9 @@ kinematics, so that any robot that a data set carries can be moved.
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 _ITERATIONS = 40
 _DAMPING = 1e-4

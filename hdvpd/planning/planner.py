@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.planning.costs import AbstractCost, require_in_workspace
 from hdvpd.planning.solvers import ICEM, AbstractSolver, Search
 from hdvpd.planning.spaces import AbstractSpace
-from hdvpd.types import Float
 from hdvpd.world.future import Future
 from hdvpd.world.state import State
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.planning.inverse_kinematics import link_number
 from hdvpd.planning.spaces import AbstractSpace, follow, present_joints
-from hdvpd.types import Float
 from hdvpd.world.state import State
 
 REACH_STEPS = 2

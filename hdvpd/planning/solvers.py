@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hdvpd.types import Float
+from hdvpd.basics.types import Float
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
-from hdvpd.errors import UserError
 from hdvpd.planning.inverse_kinematics import link_number, solve_pose
-from hdvpd.types import Float
 from hdvpd.world.state import State
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, Float, UInt8
 from hdvpd.data.robot import Robot
 from hdvpd.data.simulation import bimanual, clip, scene
-from hdvpd.errors import UserError
 from hdvpd.planning.skills import AbstractSkill, Grasp, Push, turned
-from hdvpd.types import Camera, Float, UInt8
 from hdvpd.world.base import World
 from hdvpd.world.state import Place
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Float, Rendering
+from hdvpd.basics.types import Array, Float, Rendering
 
 
 def compositing_weights(

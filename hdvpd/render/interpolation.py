@@ -6,7 +6,7 @@ The MLP never sees the query's position, only features interpolated from nearby 
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.types import Array, Float
+from hdvpd.basics.types import Array, Float
 
 _EPS = 1e-8
 

@@ -6,7 +6,7 @@ No gradient flows through sample positions.
 import jax
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Float, PRNGKey, Rays, pytree
+from hdvpd.basics.types import Array, Float, PRNGKey, Rays, pytree
 
 # Width of the proposals around particles [m] and their floor in empty space.
 _PROPOSAL_WIDTH = 0.03

@@ -14,16 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.config import RenderConfig
-from hdvpd.kernels.annular_sums import annular_sums
-from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.neighbors import Backend, Neighbors, knn
-from hdvpd.layers import LayerNorm, Linear
-from hdvpd.render.compositing import composite
-from hdvpd.render.interpolation import annular_features
-from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
-from hdvpd.render.surface import light_stopped
-from hdvpd.types import (
+from hdvpd.basics.layers import LayerNorm, Linear
+from hdvpd.basics.types import (
     Array,
     Bool,
     Float,
@@ -35,6 +27,14 @@ from hdvpd.types import (
     Rays,
     Rendering,
 )
+from hdvpd.config import RenderConfig
+from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.neighbors import Backend, Neighbors, knn
+from hdvpd.render.compositing import composite
+from hdvpd.render.interpolation import annular_features
+from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
+from hdvpd.render.surface import light_stopped
 
 # Chunks per call in which samples are shaded: skipping wastes at most one in this many.
 _NUM_CHUNKS = 16

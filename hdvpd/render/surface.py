@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from hdvpd.basics.types import Array, Bool, Float, Int
 from hdvpd.render.rays import Samples
-from hdvpd.types import Array, Bool, Float, Int
 
 # Weight of a neighbour that is not there, before the softmax; infinite ones have no gradient.
 _NOT_FOUND = -1e9

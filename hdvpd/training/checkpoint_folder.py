@@ -27,8 +27,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
 
-from hdvpd.errors import UserError
-from hdvpd.reporting.files import sync
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import sync
 
 Tree = TypeVar("Tree")
 Progress = dict[str, Any]

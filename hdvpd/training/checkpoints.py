@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import explain_write_errors, sync
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml
-from hdvpd.errors import UserError
 from hdvpd.model import Model
-from hdvpd.reporting.files import explain_write_errors, sync
 from hdvpd.training.checkpoint_folder import (
     PARAMS,
     Progress,

@@ -3,11 +3,11 @@
 import shutil
 from pathlib import Path
 
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
 from hdvpd.config.earlier import converted, is_earlier
 from hdvpd.config.experiments import read_tables, to_toml
 from hdvpd.config.reading import read, toml_lines
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
 from hdvpd.training.checkpoint_folder import find_damage, write_digest
 
 _REMEDY = "Free some space or permit writing there, then convert again."

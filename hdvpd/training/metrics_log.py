@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdvpd.reporting import files
+from hdvpd.basics import files
 
 Record = dict[str, Any]
 StepMetrics = dict[str, float | None]

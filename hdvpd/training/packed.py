@@ -23,13 +23,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import write
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import to_toml
 from hdvpd.config.reading import read
 from hdvpd.data.setup import SETUP_FILE
-from hdvpd.errors import UserError
 from hdvpd.model import Model
-from hdvpd.reporting.files import write
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress

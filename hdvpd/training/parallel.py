@@ -19,9 +19,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Batch, Float, Int, PRNGKey
 from hdvpd.config import TrainConfig
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Batch, Float, Int, PRNGKey
 
 Tree = TypeVar("Tree")
 Params = Any

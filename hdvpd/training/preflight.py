@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import TrainConfig
-from hdvpd.errors import UserError
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, format_duration, memory_mib

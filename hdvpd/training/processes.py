@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 
 Result = TypeVar("Result")
 

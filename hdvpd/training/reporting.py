@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config
-from hdvpd.errors import UserError, how_to_install
-from hdvpd.reporting import files
 from hdvpd.training.metrics_log import REMEDY
-from hdvpd.types import Batch
 
 _HEARTBEAT_S = 30.0
 

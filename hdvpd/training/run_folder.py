@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hdvpd
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.config.settings import entries
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
 from hdvpd.training.metrics_log import REMEDY
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ import numpy as np
 from rich.console import Console
 
 import hdvpd
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.setup import keep_setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import describe_windows
-from hdvpd.errors import UserError
 from hdvpd.training.checkpoint_folder import Progress
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.metrics_log import MetricsLog, Record
@@ -24,7 +25,6 @@ from hdvpd.training.reporting import Reporter, save_first_batch
 from hdvpd.training.run_folder import RunFolder, config_identity, library_versions
 from hdvpd.training.saving import BackgroundSaver, Saved
 from hdvpd.training.spread_checkpoints import SpreadStore
-from hdvpd.types import Batch
 
 Validate = Callable[[Any], Mapping[str, float] | None]
 Windows = Sequence[tuple[int | str, ...]]

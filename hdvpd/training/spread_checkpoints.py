@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from hdvpd.errors import UserError
-from hdvpd.reporting.files import explain_write_errors
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import explain_write_errors
 from hdvpd.training.checkpoint_folder import (
     Progress,
     describe,

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from hdvpd.basics.types import Array, Batch, Int, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, learning_rate
 from hdvpd.training.parallel import Layout, make_gradient, make_layout, over_windows
-from hdvpd.types import Array, Batch, Int, PRNGKey, pytree
 
 Params = Any
 Metrics = dict[str, jax.Array]

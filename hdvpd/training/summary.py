@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.tables import Table
+from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.members import member_names, with_member
 from hdvpd.data.mixture import open_dataset
@@ -21,8 +23,6 @@ from hdvpd.data.remote import locate
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.kernels.memory import main_memory
 from hdvpd.model import Model
-from hdvpd.reporting.tables import Table
-from hdvpd.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 
 DEFAULT_ROBOT_POINTS = 84
 """Kinematic points of the two simulated arms, assumed where there is no data set."""

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.evaluation.results import Run
 from hdvpd.evaluation.videos import OBSERVED_FRAMES, Clip, particle_colors, to_uint8
-from hdvpd.types import Float
 from hdvpd.viewing.offline import render_page
 from hdvpd.viewing.recording import PREDICTION, Layer, Particles, Recording, bones
 

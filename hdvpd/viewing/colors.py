@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from pykdtree.kdtree import KDTree
 
-from hdvpd.types import Bool, Float, UInt8
+from hdvpd.basics.types import Bool, Float, UInt8
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Particles, Recording
 
 _SURE = 99.0  # percentile that counts as the largest: one stray particle must not darken the rest

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from hdvpd.types import Bool, Float
+from hdvpd.basics.types import Bool, Float
 from hdvpd.viewing.recording import Particles
 from hdvpd.world.state import State
 

@@ -7,7 +7,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from hdvpd.types import Bool, Float
+from hdvpd.basics.types import Bool, Float
 from hdvpd.viewing.editing import Action, Box, Edit
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Recording
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hdvpd.errors import UserError, how_to_install
+from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.viewing.rollouts import RolloutSource
 from hdvpd.viewing.runs import RunSource
 from hdvpd.viewing.sources import AbstractSource, DatasetSource

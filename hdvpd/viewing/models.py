@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Camera, Float, ParticleCloud, UInt8
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.errors import UserError
 from hdvpd.evaluation.metrics import score_frame
 from hdvpd.evaluation.videos import to_uint8
 from hdvpd.model import Model
-from hdvpd.types import Array, Camera, Float, ParticleCloud, UInt8
 from hdvpd.viewing.recording import PREDICTION, Layer, Particles, Recording
 from hdvpd.viewing.sources import AbstractSource
 from hdvpd.world.base import World

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import viser
 
-from hdvpd.reporting.files import write
+from hdvpd.basics.files import write
 from hdvpd.viewing.recording import Recording
 from hdvpd.viewing.scene import SceneView, layers_of
 

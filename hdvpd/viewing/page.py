@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import viser
 
-from hdvpd.errors import UserError
-from hdvpd.types import UInt8
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import UInt8
 from hdvpd.viewing.colors import COLORINGS
 from hdvpd.viewing.editor import Editor
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Recording

@@ -10,8 +10,8 @@ import numpy as np
 import viser
 import viser.uplot
 
-from hdvpd.errors import UserError
-from hdvpd.types import Float
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.viewing.page import Page
 from hdvpd.viewing.runs import RunSource
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Bool, Camera, Float, Int, Shaped, UInt8
 from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
-from hdvpd.types import Bool, Camera, Float, Int, Shaped, UInt8
 
 TRUTH, PREDICTION = "truth", "prediction"
 

@@ -13,7 +13,7 @@ import numpy as np
 import rerun
 import rerun.blueprint as layout
 
-from hdvpd.reporting.files import explain_write_errors
+from hdvpd.basics.files import explain_write_errors
 from hdvpd.viewing.recording import PREDICTION, Layer, Recording
 
 TIMELINE = "step"

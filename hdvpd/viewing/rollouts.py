@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Camera, RgbdFrames, RobotPoints
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Camera, RgbdFrames, RobotPoints
 from hdvpd.viewing.editing import Edit
 from hdvpd.viewing.models import ModelSource, cameras_of, scores
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Recording, bones

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Batch, Camera, Float, RgbdFrames
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, select_cameras
 from hdvpd.encoders.particles import white_targets
-from hdvpd.errors import UserError
-from hdvpd.eval import find_runs
+from hdvpd.evaluation.eval import find_runs
 from hdvpd.evaluation.videos import to_uint8
 from hdvpd.training.checkpoints import CheckpointStore
-from hdvpd.types import Array, Batch, Camera, Float, RgbdFrames
 from hdvpd.viewing.editing import Edit
 from hdvpd.viewing.models import ModelSource, cameras_of, scores
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Recording, bones

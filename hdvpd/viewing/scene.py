@@ -12,8 +12,8 @@ import numpy as np
 import viser
 import viser.transforms
 
-from hdvpd.errors import UserError
-from hdvpd.types import Bool, Float, UInt8
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Float, UInt8
 from hdvpd.viewing.colors import colored
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Recording
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 from hdvpd.viewing.offline import start_server, stop_server
 from hdvpd.viewing.page import Page
 from hdvpd.viewing.progress import Progress

@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, RgbdFrames, UInt8
 from hdvpd.config import DataConfig
 from hdvpd.data.arrays import LINKS
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.encoders.particles import visible_points
-from hdvpd.errors import UserError
-from hdvpd.types import Float, RgbdFrames, UInt8
 from hdvpd.viewing.editing import Edit, edit_particles
 from hdvpd.viewing.recording import TRUTH, Layer, Particles, Recording, bones, pack
 

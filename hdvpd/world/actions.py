@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float
 from hdvpd.data.robot import Robot
 from hdvpd.data.setup import Setup
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float
 
 SLACK = 1e-3
 """How far a target may lie beyond a joint's limit, in the joint's unit: recorded ones touch it."""

@@ -12,19 +12,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from hdvpd.config import Config, SceneSpec
-from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
-from hdvpd.data.pinhole import scale_intrinsics
-from hdvpd.data.robot import Robot
-from hdvpd.data.setup import Setup
-from hdvpd.data.store import Dataset
-from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
-from hdvpd.errors import UserError
-from hdvpd.eval import require_scene
-from hdvpd.evaluation.videos import particle_colors, to_uint8
-from hdvpd.model import Model, render_image
-from hdvpd.training.checkpoints import load_model
-from hdvpd.types import (
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import (
     Array,
     Camera,
     Float,
@@ -34,6 +23,17 @@ from hdvpd.types import (
     RobotPoints,
     UInt8,
 )
+from hdvpd.config import Config, SceneSpec
+from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
+from hdvpd.data.pinhole import scale_intrinsics
+from hdvpd.data.robot import Robot
+from hdvpd.data.setup import Setup
+from hdvpd.data.store import Dataset
+from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
+from hdvpd.evaluation.eval import require_scene
+from hdvpd.evaluation.videos import particle_colors, to_uint8
+from hdvpd.model import Model, render_image
+from hdvpd.training.checkpoints import load_model
 from hdvpd.world.actions import check_actions, check_joints
 from hdvpd.world.frames import as_frames
 from hdvpd.world.future import Future, Images

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, RobotPoints
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
-from hdvpd.types import Float, RobotPoints
 from hdvpd.world.actions import read_actions, too_fast
 from hdvpd.world.base import World
 from hdvpd.world.loading import load

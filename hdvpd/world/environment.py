@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 from hdvpd.world.base import World
 from hdvpd.world.state import State
 

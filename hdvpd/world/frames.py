@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Camera, RgbdFrames
 from hdvpd.data import checks, resizing
 from hdvpd.data.pinhole import looking_at, scale_intrinsics
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.errors import UserError
-from hdvpd.types import Bool, Camera, RgbdFrames
 
 
 class _Observation(checks.AbstractPlace):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Camera, Float, ParticleCloud, RobotPoints, UInt8
 from hdvpd.data.robot import Robot
-from hdvpd.errors import UserError
-from hdvpd.types import Bool, Camera, Float, ParticleCloud, RobotPoints, UInt8
 from hdvpd.world import saving
 from hdvpd.world.state import State, find_camera
 

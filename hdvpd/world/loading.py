@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.data.setup import find_setup
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError, how_to_install
-from hdvpd.eval import find_runs
+from hdvpd.evaluation.eval import find_runs
 from hdvpd.training.checkpoints import load_model
 from hdvpd.world.base import World
 

@@ -11,10 +11,10 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 
+from hdvpd.basics.tables import Table
+from hdvpd.basics.types import UInt8
 from hdvpd.evaluation.curves import DEPTH_METRICS, METRICS
 from hdvpd.evaluation.videos import enlarge, frames_per_second, splat_particles, write_video
-from hdvpd.reporting.tables import Table
-from hdvpd.types import UInt8
 from hdvpd.world import saving
 from hdvpd.world.future import Future, Images
 from hdvpd.world.truth import Truth

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
-from hdvpd.types import Bool, Float, UInt8
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Float, UInt8
 
 REMEDY = "Free space or permit writing there, and save again."
 FORMAT, VERSION = "hdvpd-particles", 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
 from hdvpd.world import saving
 
 Place = Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, "n"]]

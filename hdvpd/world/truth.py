@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from hdvpd.basics.types import Bool, Camera, Float, RgbdFrames, UInt8
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_window
 from hdvpd.encoders.particles import visible_points
 from hdvpd.evaluation.curves import DEPTH_METRICS, METRICS
 from hdvpd.evaluation.scoring import score_depth, score_images
-from hdvpd.types import Bool, Camera, Float, RgbdFrames, UInt8
 from hdvpd.world.base import World
 from hdvpd.world.future import Images
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.attention.masked import normalized
-from hdvpd.types import Array, Float, JaxArray
+from hdvpd.basics.types import Array, Float, JaxArray
 
 # Rows of the triangle that is formed at once: a block costs as much inside as across.
 _BLOCK = 128

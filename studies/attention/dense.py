@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.attention.masks.walks import walk_rows
+from hdvpd.basics.types import Array, Float
 from hdvpd.kernels.walks import Walks
-from hdvpd.types import Array, Float
 
 
 def softmax_attention(

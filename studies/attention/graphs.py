@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, Int
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Float, Int
 
 
 def edge_graph(

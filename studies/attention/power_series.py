@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float
 
 
 class PowerSeries(NamedTuple):

@@ -7,8 +7,8 @@ model uses, is `hdvpd.attention.grf`.
 from hdvpd.attention.grf import nonnegative_modulation
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
+from hdvpd.basics.types import Array, Float, JaxArray
 from hdvpd.kernels.walks import Walks, check_modulation
-from hdvpd.types import Array, Float, JaxArray
 
 
 def symmetric_walk_attention(

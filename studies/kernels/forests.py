@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.types import Array, Float, Int, JaxArray, pytree, static
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
-from hdvpd.types import Array, Float, Int, JaxArray, pytree, static
 from studies.kernels import forests_host
 
 

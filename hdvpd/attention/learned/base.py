@@ -15,9 +15,9 @@ from flax import nnx
 
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.basics.types import Array, Float, JaxArray, Key, PRNGKey
 from hdvpd.config.settings import Settings
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Float, JaxArray, Key, PRNGKey
 
 Plan = TypeVar("Plan")
 

@@ -8,9 +8,9 @@ import numpy as np
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.masks.diffusion import DiffusionMask, diffusion_mask
+from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
 from hdvpd.config.settings import Limit
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

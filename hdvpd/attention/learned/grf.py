@@ -8,9 +8,9 @@ from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.learned.walked import WalkSettings
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
+from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks
-from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

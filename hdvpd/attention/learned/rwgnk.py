@@ -9,9 +9,9 @@ from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.learned.walked import WalkSettings
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.walks import WalkMask
+from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
-from hdvpd.types import Array, Float, JaxArray, PRNGKey
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from hdvpd.attention.couplings import Coupling
 from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.basics.types import PRNGKey
 from hdvpd.config.settings import Count, Limit, Settings, require
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, exact_walks
-from hdvpd.types import PRNGKey
 
 # All walks of 3 neighbours and 6 hops have 1,093 entries per token.
 _MAX_EXACT_ENTRIES = 4096

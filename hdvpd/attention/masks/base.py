@@ -4,8 +4,8 @@ import abc
 
 import jax.numpy as jnp
 
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float
 
 
 class AbstractMask(abc.ABC):

@@ -18,7 +18,7 @@ import scipy.special
 
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.types import Array, Float, JaxArray, pytree, static
+from hdvpd.basics.types import Array, Float, JaxArray, pytree, static
 
 TOLERANCE = 1e-6
 """Error of a product, relative to the largest entry of x."""

@@ -11,10 +11,10 @@ import dataclasses
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.walks import WalkMask, walk_rows
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, is_known
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, merged
-from hdvpd.types import Array, Float, is_known
 
 
 def rwgnk_rows(

@@ -9,9 +9,9 @@ rows: `walk_rows` for graph random features, `rwgnk_rows` in `hdvpd.attention.ma
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
+from hdvpd.basics.types import Array, Float, JaxArray, pytree
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, check_modulation
-from hdvpd.types import Array, Float, JaxArray, pytree
 
 
 @pytree

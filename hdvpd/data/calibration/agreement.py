@@ -16,10 +16,10 @@ from typing import Literal
 
 import numpy as np
 
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, Surface, observe, surface_distance
 from hdvpd.data.calibration.views import Moment, locate, project
-from hdvpd.types import Bool, Float, Int
 
 Status = Literal["pass", "fail", "unproven"]
 

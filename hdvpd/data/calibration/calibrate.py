@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics import files
+from hdvpd.basics.errors import UserError
 from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.check import Report, check
@@ -20,8 +22,6 @@ from hdvpd.data.calibration.views import Moment, View
 from hdvpd.data.calibration.wording import alternatives
 from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections, Flip
 from hdvpd.data.remote import require_local
-from hdvpd.errors import UserError
-from hdvpd.reporting import files
 
 TOLERANCE = 1e-6
 """Corrections that differ by more between moments are not one correction."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import Backend, findings, proof_findings, signals
 from hdvpd.data.calibration.agreement import Evidence, Status, measure
 from hdvpd.data.calibration.clouds import choose_indexer, suggest_box
@@ -27,8 +29,6 @@ from hdvpd.data.calibration.views import Moment, world_points
 from hdvpd.data.corrections import Corrections
 from hdvpd.data.robot import read_robot
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 
 @dataclass(frozen=True)

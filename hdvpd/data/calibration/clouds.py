@@ -16,6 +16,8 @@ import numpy as np
 import scipy.ndimage
 from scipy.spatial import KDTree
 
+from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.basics.types import Bool, Float
 from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.views import (
     View,
@@ -24,8 +26,6 @@ from hdvpd.data.calibration.views import (
     surface_normals,
     world_points,
 )
-from hdvpd.errors import UserError, how_to_install
-from hdvpd.types import Bool, Float
 
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Takes queries (q, 3), returns distance (q,) and index (q,) of the nearest point of a cloud."""

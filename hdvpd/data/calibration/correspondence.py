@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.ndimage
 
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Scan
 from hdvpd.data.calibration.views import View
-from hdvpd.types import Bool, Float, Int
 
 UNKNOWNS = 9
 """Of a camera: turn [rad], move [m], logarithm of the depth scale, depth offset [m], logarithm of

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.registration import Change, Fit, changed, register
 from hdvpd.data.calibration.signals import clearly_more
 from hdvpd.data.calibration.sliding import slid
 from hdvpd.data.calibration.views import Moment, View, some
-from hdvpd.types import Float
 
 GATES_M = (0.04,) * 5
 MOMENTS, POINTS = 4, 250

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, measure
 from hdvpd.data.calibration.clouds import Indexer
@@ -27,7 +28,6 @@ from hdvpd.data.calibration.robot_fit import misfit
 from hdvpd.data.calibration.signals import clearly_more
 from hdvpd.data.calibration.sliding import slid
 from hdvpd.data.calibration.views import Moment, coarse, some
-from hdvpd.types import Float
 
 SINGLE_KINDS = ("depth scale", "focal length", "depth offset")
 """Of one number; poses have six."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import checks
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.calibration import limits, signals
@@ -13,7 +14,6 @@ from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.images import DepthValues, intrinsics_faults
 from hdvpd.data.calibration.recording import Sample, Signals
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
 
 Verdict = Literal["pass", "fail", "unproven", "note"]
 Topic = Literal[

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float, Int, Shaped
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.views import View, locate, project, world_points
-from hdvpd.types import Float, Int, Shaped
 
 MIN_CHROMA = 40
 """Red and blue of a reference colour must differ by this much [0..255] to tell their order."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.images import sentinel
 from hdvpd.data.calibration.views import View
 from hdvpd.data.pinhole import AXES, pixel_directions
-from hdvpd.types import Float
 
 DEPTH_FACTORS = (1e-3, 1e-4, 2e-4, 2.5e-4, 1e-2, 0.1, 0.0254, 10.0, 100.0, 1e3, 1e4)
 """Metres per declared metre: millimetres, 0.1 mm, 1/5000 m (TUM), 0.25 mm (RealSense L515), ..."""

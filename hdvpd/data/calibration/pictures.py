@@ -8,11 +8,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
+from hdvpd.basics.types import UInt8
 from hdvpd.data.calibration.agreement import RobotPoint, robot_points, shared_points
 from hdvpd.data.calibration.clouds import Indexer, Surface, observe
 from hdvpd.data.calibration.signals import Lag, Lead
 from hdvpd.data.calibration.views import Moment, View, locate, project
-from hdvpd.types import UInt8
 
 TILE_HEIGHT = 288
 FRONT_COLOR = (255, 0, 200)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.stats
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, observe
 from hdvpd.data.calibration.views import Moment, View, locate, project
-from hdvpd.types import Float
 
 FAR_M = 0.15
 """Points farther than this from everything seen, hidden or outside the image count as this far."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float, Int, Shaped
 from hdvpd.data.arrays import (
     CAMERA_KEYS,
     JOINT_POSITIONS,
@@ -23,7 +24,6 @@ from hdvpd.data.calibration.views import PATH_REACH, Moment, View, thin
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.schema import EpisodeInfo, ObjectInfo
 from hdvpd.data.store import Dataset
-from hdvpd.types import Float, Int, Shaped
 
 MAX_PIXELS = 20_000
 MAX_FRAMES = 256

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.types import Float, Int
 from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.correspondence import UNKNOWNS, Reach, Rows, Track, pair_rows, track
 from hdvpd.data.calibration.views import Moment, View
-from hdvpd.types import Float, Int
 
 KINDS = {"pose": range(6), "depth scale": range(6, 7), "depth offset": range(7, 8),
          "focal length": range(8, 9)}  # fmt: skip

@@ -13,6 +13,7 @@ import rich.console
 import rich.markup
 import rich.table
 
+from hdvpd.basics import files
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, as_plain, measure
 from hdvpd.data.calibration.check import CameraReport, Report
@@ -25,7 +26,6 @@ from hdvpd.data.calibration.robot_fit import describe_robot_fit
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.calibration.wording import all_findings, cells_of, diagnosis_lines, verdict_line
 from hdvpd.data.writer import write_json
-from hdvpd.reporting import files
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3

@@ -14,6 +14,8 @@ import numpy as np
 import scipy.linalg
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, Surface, observe
 from hdvpd.data.calibration.signals import clearly_more
@@ -22,8 +24,6 @@ from hdvpd.data.corrections import Corrections, JointCorrection
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.robot import Robot
 from hdvpd.data.schema import RobotInfo
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 BASE = 6
 """Unknowns of the base: turn [rad] and move [m] about the middle of the robot, in the world."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.stats
 
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.data.calibration import limits
-from hdvpd.types import Float, UInt8
 
 MAX_LAG = 5
 MOVING = 1e-3

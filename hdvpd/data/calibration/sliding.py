@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration.clouds import Indexer, Scan
 from hdvpd.data.calibration.registration import Change
 from hdvpd.data.calibration.views import Moment
-from hdvpd.types import Float
 
 SHIFTS_M = np.linspace(-0.09, 0.09, 7)
 TURNS_M = np.array([-0.03, 0.0, 0.03])

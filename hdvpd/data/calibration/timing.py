@@ -12,10 +12,10 @@ import numpy as np
 import scipy.interpolate
 import scipy.stats
 
+from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, observe
 from hdvpd.data.calibration.views import PATH_REACH, Moment, View, locate, project
-from hdvpd.types import Float
 
 STEP = 0.25
 """Lags are tried in steps of this [frames]."""

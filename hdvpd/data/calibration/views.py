@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.ndimage
 
+from hdvpd.basics.types import Bool, Float, Int, UInt8
 from hdvpd.data.pinhole import pixel_directions
-from hdvpd.types import Bool, Float, Int, UInt8
 
 SLOPE_LIMIT = 6.0
 """Depth step to the next pixel, in pixel footprints, beyond which a surface is taken to end. A

@@ -7,8 +7,8 @@ kinematics, `sidecar` the calibration a user writes by hand.
 
 import importlib
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers.base import AbstractSource
-from hdvpd.errors import UserError
 
 FORMATS = {
     "folder": "FolderSource",

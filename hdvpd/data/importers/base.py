@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.data.importers.sidecar import Sidecar
-from hdvpd.types import Float, UInt8
 
 Channels = Literal["rgb", "bgr"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.importers.base import Channels, EndEffector, Options, View
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
 from hdvpd.data.importers.sidecar import SAFE_NAME
-from hdvpd.types import Float
 
 MAX_TARGET_DISTANCE = 0.5
 """An absolute joint target lies nearer than this to the next position [rad, m]."""

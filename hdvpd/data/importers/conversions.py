@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.pinhole import AXES, invert_pose
-from hdvpd.types import Bool, Float, Int
 
 Direction = Literal["camera-to-world", "world-to-camera"]
 

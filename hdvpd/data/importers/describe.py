@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 import hdvpd
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data import schema
 from hdvpd.data.arrays import LINKS
 from hdvpd.data.importers import base, source_class
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.prepare import Prepared, Settings, guess_workspace
 from hdvpd.data.pinhole import pixel_directions
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 WORKSPACE_FRAMES = 3
 """Frames of the first episode from which the workspace is guessed."""

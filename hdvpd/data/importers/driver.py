@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import rich.console
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import episode_pool, metadata, schema, store, writer
 from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.recording import spread
@@ -27,7 +28,6 @@ from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
 from hdvpd.data.robot import ROBOT_FILE
-from hdvpd.errors import UserError
 
 QUARANTINE = "quarantine.json"
 OTHERS_TRIED = 3

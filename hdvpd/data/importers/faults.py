@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool
 from hdvpd.data.checks import AbstractPlace
-from hdvpd.errors import UserError
-from hdvpd.types import Bool
 
 AGAIN = "Copy or download the file again."
 _POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n.*\bsize (\d+)\b", re.DOTALL)

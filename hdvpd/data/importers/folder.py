@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import schema
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.sidecar import FILE_NAME, SidecarCamera, read_sidecar
-from hdvpd.errors import UserError
 
 DEPTH_UNIT_M = 0.001
 TABLE = "joints.csv"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.data.importers.faults import (
     AGAIN,
     SourcePlace,
@@ -20,7 +21,6 @@ from hdvpd.data.importers.faults import (
     fault,
     reason,
 )
-from hdvpd.errors import UserError, how_to_install
 
 MAX_BLOCK_BYTES = 2**26
 """Read at once where chunks of the file span many rows."""

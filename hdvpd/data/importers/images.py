@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from hdvpd.basics.types import Shaped, UInt8
 from hdvpd.data.importers.base import Channels
 from hdvpd.data.importers.faults import SourcePlace, diagnosis, reason
-from hdvpd.types import Shaped, UInt8
 
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, MemoryError)
 """What Pillow raises; truncated files give OSError, broken PNG headers SyntaxError."""

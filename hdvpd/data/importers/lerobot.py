@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.importers import base, images
 from hdvpd.data.importers.common import Choices
 from hdvpd.data.importers.conversions import PoseReading
@@ -34,7 +35,6 @@ from hdvpd.data.importers.lerobot_info import Camera, Info, read_info
 from hdvpd.data.importers.parquet import Table, open_parquet
 from hdvpd.data.importers.sidecar import FILE_NAME, read_sidecar
 from hdvpd.data.importers.video import Video, open_video
-from hdvpd.types import Float
 
 MAX_RADIANS = 4 * np.pi
 """Joint values beyond two turns are probably degrees, or the percentages of LeRobot's own arms."""

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_info import Info
-from hdvpd.types import Float
 
 _REMEDY = "Give the camera with --calibration."
 

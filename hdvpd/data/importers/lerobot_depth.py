@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float, Shaped
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.lerobot_info import Camera, Info
 from hdvpd.data.importers.video import Picture
-from hdvpd.types import Float, Shaped
 
 CODE_BITS = 12
 _UNITS = {"mm": 0.001, "m": 1.0}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers import base
 from hdvpd.data.importers.faults import diagnosis, fault, reason
 from hdvpd.data.importers.lerobot_info import Info
 from hdvpd.data.importers.parquet import open_parquet
-from hdvpd.errors import UserError
 
 _SPLITS = {"train": "train", "val": "validation", "valid": "validation",
            "validation": "validation", "test": "test"}  # fmt: skip

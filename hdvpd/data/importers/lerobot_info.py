@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.sidecar import Sidecar
-from hdvpd.errors import UserError
 
 VERSIONS = {"v3.0": 3, "v2.1": 2}
 _PREFIX = {"observation", "images"}

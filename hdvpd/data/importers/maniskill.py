@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.common import Choices, dig, number_in
 from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.data.importers.hdf5_camera import SAPIEN, Layout, hdf5_camera, sapien_view
-from hdvpd.errors import UserError
 
 RATE_HZ = 20.0
 """ManiSkill's default control frequency; the files hold no time stamps."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.data.importers.faults import (
     AGAIN,
     SourcePlace,
@@ -17,7 +18,6 @@ from hdvpd.data.importers.faults import (
     fault,
     reason,
 )
-from hdvpd.errors import UserError, how_to_install
 
 BATCH_ROWS = 32
 """Rows of pictures read at once."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float, Int
 from hdvpd.data import checks, pinhole
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
 from hdvpd.data.robot import describe_robot
-from hdvpd.types import Float, Int
 
 REACH_M = 0.5
 """The guessed workspace box extends this far around the robot's links."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import rich.console
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data import metadata, store, writer
 from hdvpd.data.calibration.check import Report, check
 from hdvpd.data.calibration.estimate import describe_fit
 from hdvpd.data.calibration.report import print_report, write_report
-from hdvpd.errors import UserError
 
 EPISODES, FRAMES = 3, 4
 """Looked at: the first, the middle and the last episode."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.arrays import LINKS
 from hdvpd.data.calibration.agreement import Evidence, PairEvidence, RobotEvidence, measure
 from hdvpd.data.calibration.clouds import choose_indexer
@@ -23,7 +24,6 @@ from hdvpd.data.importers.prepare import prepare
 from hdvpd.data.importers.sidecar import FILE_NAME
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.schema import parse_robot
-from hdvpd.errors import UserError
 
 MOMENTS = 4
 """Frames of the episode that are compared."""

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions, images
 from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.faults import SourcePlace, diagnosis
 from hdvpd.data.importers.unpickling import UnsafePickleError, read_pickle
-from hdvpd.errors import UserError
-from hdvpd.types import Float, UInt8
 
 RATE_HZ = 20.0
 """RLBench's simulation step is 50 ms; the files hold no time stamps."""

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data import pinhole
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.common import Choices, dig, number_in
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.data.importers.hdf5_camera import Layout, hdf5_camera
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 RATE_HZ = 20.0
 """robosuite's default control frequency."""

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.basics.types import Float
 from hdvpd.data.importers.faults import diagnosis
-from hdvpd.errors import UserError, how_to_install
-from hdvpd.types import Float
 
 MIN_SEGMENT_M = 0.02
 """Links nearer to their parent than this give no kinematic points between the two."""

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.data.importers import base, conversions
 from hdvpd.data.importers.common import Choices, number_in
 from hdvpd.data.importers.hdf5 import Node, open_hdf5
 from hdvpd.data.importers.hdf5_camera import SAPIEN, Layout, hdf5_camera, sapien_view
-from hdvpd.errors import UserError
 
 RATE_HZ = 250 / 15
 """The simulator's rate over the default `save_freq`; the files hold no time stamps."""

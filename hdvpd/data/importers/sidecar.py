@@ -13,13 +13,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data import pinhole
 from hdvpd.data.corrections import Corrections, parse_corrections
 from hdvpd.data.importers import conversions
 from hdvpd.data.importers.faults import read_json
 from hdvpd.data.importers.robot_model import Joint
-from hdvpd.errors import UserError
-from hdvpd.types import Float
 
 FILE_NAME = "hdvpd_calibration.json"
 VERSION = 1

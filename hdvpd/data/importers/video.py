@@ -14,9 +14,9 @@ import av
 import numpy as np
 from av.error import FFmpegError
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, Shaped, UInt8
 from hdvpd.data.importers.faults import AGAIN, SourcePlace, diagnosis
-from hdvpd.errors import UserError
-from hdvpd.types import Float, Shaped, UInt8
 
 # Times in tables are rounded (float32) and so are those in videos (to the time base): far below a
 # quarter of a frame. From a half on two frames would lie within reach of one time.

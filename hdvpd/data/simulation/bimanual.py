@@ -15,6 +15,7 @@ import numpy as np
 import rich.console
 
 import hdvpd
+from hdvpd.basics.errors import UserError
 from hdvpd.data import episode_pool, metadata, schema, store, writer
 from hdvpd.data.importers.robot_model import kinematics_only
 from hdvpd.data.robot import ROBOT_FILE, describe_robot
@@ -27,7 +28,6 @@ from hdvpd.data.simulation.clip import (
     simulate_clip,
 )
 from hdvpd.data.simulation.contacts import CONTACT_TASKS
-from hdvpd.errors import UserError
 
 
 @dataclass(frozen=True)

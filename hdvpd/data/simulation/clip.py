@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.data import pinhole
 from hdvpd.data.simulation import scene
 from hdvpd.data.simulation.contacts import CONTACT_TASKS, came_out
 from hdvpd.data.simulation.plan import draw_plan, joint_path, within_reach
-from hdvpd.errors import UserError, how_to_install
-from hdvpd.types import Float, UInt8
 
 RATE_HZ = 2.0
 SETTLING_STEPS = 300

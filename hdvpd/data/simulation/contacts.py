@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.shapes import Shape
-from hdvpd.types import Float
 
 CONTACT_TASKS = ("miss", "glance", "chain", "two")
 BLOCK = Shape("box", (0.045, 0.06, 0.045))

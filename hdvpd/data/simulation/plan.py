@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.simulation.contacts import contact_path
 from hdvpd.data.simulation.scene import (
     ARMS,
@@ -24,7 +25,6 @@ from hdvpd.data.simulation.scene import (
     TOOL_OFFSET,
     SceneDraw,
 )
-from hdvpd.types import Float
 
 REACH = 0.81
 WRIST_HEIGHT = OFFSETS[6] + HAND_OFFSET + TOOL_OFFSET

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hdvpd.basics.types import Float
 from hdvpd.data.pinhole import looking_at
 from hdvpd.data.shapes import Shape
 from hdvpd.data.simulation.contacts import (
@@ -21,7 +22,6 @@ from hdvpd.data.simulation.contacts import (
     contact_objects,
     draw_contact,
 )
-from hdvpd.types import Float
 
 ARMS = ("L", "R")
 BASES = {"L": (-0.60, 0.33, -0.02), "R": (-0.60, -0.33, -0.02)}

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float, UInt8
 from hdvpd.data import schema, writer
 from hdvpd.data.importers.robot_model import kinematics_only
 from hdvpd.data.pinhole import looking_at, pixel_directions
 from hdvpd.data.robot import ROBOT_FILE, describe_robot
 from hdvpd.data.shapes import Shape
 from hdvpd.data.store import Dataset
-from hdvpd.errors import UserError
-from hdvpd.types import Float, UInt8
 
 TABLE_HALF_SIZE = 0.4
 CHECK_SIZE = 0.1

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numba import njit
 
-from hdvpd.types import Array, Float, Int, JaxArray, pytree, static
+from hdvpd.basics.types import Array, Float, Int, JaxArray, pytree, static
 from studies.kernels.forests import Forest
 
 # Blocks up to this size are multiplied as matrices, larger ones by Fourier transforms.

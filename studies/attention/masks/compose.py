@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Bool, Float, pytree
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Bool, Float, pytree
 
 Apply = Callable[[Float[Array, "s d"]], Float[Array, "s d"]]
 

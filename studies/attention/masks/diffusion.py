@@ -26,9 +26,9 @@ from hdvpd.attention.masks.diffusion import (
     chebyshev_degree,
     chebyshev_sum,
 )
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray, is_known, pytree, static
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Float, JaxArray, is_known, pytree, static
 
 Generator = Literal["laplacian", "walk", "adjacency"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Bool, Float, Int, JaxArray
 from hdvpd.kernels.choice import Kernels
-from hdvpd.types import Bool, Float, Int, JaxArray
 from studies.kernels.forests import Forest
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float, is_known, pytree, static
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, is_known, pytree, static
 
 # Bits per pass over the tokens, a matrix product. Sums and differences of single bits XLA fuses to
 # one loop over all tokens that computes every entry anew: 25 times the time for 4 times the tokens.

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float, pytree
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, pytree
 
 
 @pytree

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.types import Array, Bool, Float, Int, pytree, static
+from hdvpd.basics.types import Array, Bool, Float, Int, pytree, static
 
 # Tokens whose prefix sums are taken at once: about the root of 65k.
 _BLOCK = 256

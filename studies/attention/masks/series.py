@@ -5,9 +5,9 @@ import jax.numpy as jnp
 
 from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray, pytree
 from hdvpd.kernels.sparse_rows import SparseRows
-from hdvpd.types import Array, Float, JaxArray, pytree
 from studies.attention.power_series import power_series
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
-from hdvpd.types import Array, Float, JaxArray, pytree
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray, pytree
 
 
 @pytree

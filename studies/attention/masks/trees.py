@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.attention.masks.base import AbstractMask
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Array, Float, JaxArray, pytree
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.types import Array, Float, JaxArray, pytree
 from studies.attention.masks.centroids import HankelBlocks, centroid_blocks
 from studies.attention.masks.forests import distances
 from studies.kernels.forests import Forest, multiply_along_paths, path_sums, put_tokens

@@ -7,22 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.config import Config, SceneSpec
-from hdvpd.dynamics.base import AbstractDynamics
-from hdvpd.dynamics.matching import match_distance
-from hdvpd.dynamics.rollout import rollout
-from hdvpd.encoders.particles import (
-    color_features,
-    subsample,
-    visible_depth,
-    visible_points,
-    white_targets,
-)
-from hdvpd.encoders.unet import UNet
-from hdvpd.geometry import rays_through
-from hdvpd.layers import each, multiply_in_bfloat16
-from hdvpd.render.renderer import Renderer
-from hdvpd.types import (
+from hdvpd.basics.geometry import rays_through
+from hdvpd.basics.layers import each, multiply_in_bfloat16
+from hdvpd.basics.types import (
     Array,
     Batch,
     Bool,
@@ -38,6 +25,20 @@ from hdvpd.types import (
     RgbdFrames,
     RobotPoints,
 )
+from hdvpd.config import Config, SceneSpec
+from hdvpd.dynamics.base import AbstractDynamics
+from hdvpd.dynamics.matching import match_distance
+from hdvpd.dynamics.rollout import rollout
+from hdvpd.encoders.particles import (
+    color_features,
+    subsample,
+    visible_depth,
+    visible_points,
+    white_targets,
+)
+from hdvpd.encoders.unet import UNet
+from hdvpd.model.rays import sample_rays
+from hdvpd.render.renderer import Renderer
 
 
 class Model(nnx.Module):
@@ -272,67 +273,6 @@ class Model(nnx.Module):
         start = jnp.full(valid.shape, jnp.inf)
         nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(points, 2, 0))
         return valid & (nearest < distance_m**2)
-
-
-# A pixel counts as moving if a channel changed by more than this since the last observed frame.
-_MOVING_THRESHOLD = 0.1
-
-
-def sample_rays(
-    frames: RgbdFrames,
-    target: Float[Array, "b s v h w c"],
-    last_observed: Float[Array, "b 1 v h w 3"],
-    num_rays: int,
-    moving_ray_weight: float,
-    keys: Key[JaxArray, "b"],
-    near: Bool[Array, "b s v h w"] | None = None,
-) -> tuple[Rays, Float[Array, "b s r c"]]:
-    """Draw pixels over all views, independently per window and step.
-
-    Args:
-      frames: axes (b s v); only cameras are read.
-      target: whitened colours of the same frames, and whatever else rays should see.
-      last_observed: whitened colours of the last observed frame.
-      num_rays: per window and step.
-      moving_ray_weight: how much likelier a moving pixel is drawn than another (1: uniform).
-      keys: each draws the pixels of a window.
-      near: pixels that are drawn as often as moving ones.
-
-    Returns:
-      Rays with axes (b s r) and what they should see.
-    """
-    *batch, _views, height, width, _ = target.shape
-    moving = (jnp.abs(target[..., :3] - last_observed) > _MOVING_THRESHOLD).any(-1)
-    if near is not None:
-        moving |= near
-    weights = jnp.where(moving.reshape(*batch, -1), moving_ray_weight, 1.0)
-    drawn = jax.vmap(lambda w, key: _draw(w, num_rays, key))(weights, keys)
-    view, pixel = drawn // (height * width), drawn % (height * width)
-    centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
-
-    def take_view(x: Array) -> Array:
-        index = view.reshape(*view.shape, *((1,) * (x.ndim - view.ndim)))
-        return jnp.take_along_axis(jnp.asarray(x), index, axis=2)
-
-    cameras = jax.tree.map(take_view, frames.camera)
-    # One camera per ray: rays_through expects the ray axis inside the camera axes.
-    rays = rays_through(centers[..., None, :], cameras)
-    rays = Rays(
-        origins=rays.origins[..., 0, :],
-        directions=rays.directions[..., 0, :],
-        z_scale=rays.z_scale[..., 0],
-    )
-    flat = target.reshape(*batch, -1, target.shape[-1])
-    return rays, jnp.take_along_axis(flat, drawn[..., None], axis=2)
-
-
-def _draw(weights: Float[Array, "s a"], count: int, key: PRNGKey) -> Int[Array, "s r"]:
-    """Draw indices with replacement, with probabilities proportional to weights."""
-    cdf = jnp.cumsum(weights, axis=-1)
-    uniform = jax.random.uniform(key, (*weights.shape[:-1], count)) * cdf[..., -1:]
-    find = jax.vmap(lambda c, u: jnp.searchsorted(c, u, side="right"))
-    # Rounding may put the largest draw at the end of the distribution.
-    return jnp.minimum(find(cdf, uniform), weights.shape[-1] - 1).astype(jnp.int32)
 
 
 def render_images(

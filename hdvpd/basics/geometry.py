@@ -6,7 +6,7 @@ Camera axes are OpenCV's (x right, y down, z forward); the centre of pixel (row 
 
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Bool, Camera, Float, Int, Rays
+from hdvpd.basics.types import Array, Bool, Camera, Float, Int, Rays
 
 
 def pixel_centers(height: int, width: int) -> Float[Array, "h w 2"]:

@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import jax.stages
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Batch, PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
-from hdvpd.errors import UserError
-from hdvpd.evaluation.rollouts import compile_model
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.model.compiled import compile_model
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.parallel import Layout, make_layout
 from hdvpd.training.preflight import wants_preflight
@@ -46,7 +47,6 @@ from hdvpd.training.step import (
     make_validate,
     merge_model,
 )
-from hdvpd.types import Batch, PRNGKey
 
 MakeTrainStep = Callable[[Config, nnx.GraphDef], TrainStep]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from hdvpd.types import Float
+from hdvpd.basics.types import Float
 
 MIN_SAMPLES = 3
 """Fewer independent values say nothing useful of their spread: two give a factor of 12.7."""

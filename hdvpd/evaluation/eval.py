@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import apply_overrides, flatten
 from hdvpd.config.reading import Tables
@@ -17,7 +18,6 @@ from hdvpd.config.settings import entries, free_keys
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
-from hdvpd.errors import UserError
 from hdvpd.evaluation.curves import summarize
 from hdvpd.evaluation.episodes import (
     SPLIT,
@@ -41,10 +41,10 @@ from hdvpd.evaluation.results import (
     require_same_frames,
     write_results,
 )
-from hdvpd.evaluation.rollouts import CompileModel
 from hdvpd.evaluation.spreading import spread_model
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.model.compiled import CompileModel
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.packed import find_packed, unpack
 from hdvpd.training.processes import Team

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from hdvpd.types import PRNGKey
+from hdvpd.basics.types import PRNGKey
 
 # Standard deviation of a normal distribution cut at two of its own.
 _TRUNCATED_STD = 0.87962566103423978

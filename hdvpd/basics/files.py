@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hdvpd.errors import UserError
+from hdvpd.basics.errors import UserError
 
 LOCK = ".lock"
 """Lies in a folder while a process writes there."""

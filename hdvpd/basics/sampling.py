@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from hdvpd.types import Array, Bool, Float, Int, PRNGKey
+from hdvpd.basics.types import Array, Bool, Float, Int, PRNGKey
 
 # Rounding of fraction * count must not make one of 10 * 0.1 elements two.
 _ROUNDING = 1e-2
