@@ -46,8 +46,8 @@ from hdvpd.evaluation.comparison import (
 )
 from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
 from hdvpd.evaluation.episodes import evaluate_run, share_programs
+from hdvpd.evaluation.eval import prepare
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
-from hdvpd.evaluation.main import prepare
 from hdvpd.evaluation.results import Run, require_same_frames
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model.compiled import CompileModel
