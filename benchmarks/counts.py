@@ -258,10 +258,12 @@ def compositing(rays: int, samples: int) -> Need:
     return need(others=rays * samples * 20, read=rays * samples * 6, written=rays * 5)
 
 
-def history(particles: int) -> Need:
-    """Return the need of `went_along`: three searches and two rounds of shared evidence."""
+def touching(particles: int, points: int) -> Need:
+    """Return the need of `went_along` and `touched`: five searches, and what neighbours share."""
     searches = [neighbor_search(particles, particles, k) for k in (4, 4, 16)]
-    shared = fixed(particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 16), 7 * particles, particles)
+    searches += [neighbor_search(particles, points, 1)] * 2
+    evidence = particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 16)
+    shared = fixed(evidence + particles * 8 * 16 * 3, 7 * particles, 5 * particles)
     return in_sum([*searches, shared])
 
 

@@ -247,12 +247,12 @@ def dynamics_parts(
     ):
         part = bench.part(name, needed, function, block, tokens, plan)
         yield dataclasses.replace(part, calls=layers)
-    outputs = 3 + config.feature_dim + config.carry + config.contact
+    outputs = 3 + config.feature_dim + (2 if config.contact else config.carry)
     needed = [counts.read_out(particles, width, outputs)]
-    if config.carry:
+    if config.carry or config.contact:
         needed.append(counts.carried(particles, points, 3))
-    if config.carry and config.contact:
-        needed.append(counts.history(particles))
+    if config.contact:
+        needed.append(counts.touching(particles, points))
     yield bench.part(
         "read-out", counts.in_sum(needed),
         lambda read_out, moving, robot: read_out(

@@ -131,9 +131,9 @@ class ModelConfig(Settings):
     """Particles know the motion of the robot's skeleton at their place and can go along with it;
     learned much sooner than from attention alone (not in the papers)."""
     contact: bool = False
-    """Particles know their nearest kinematic points and whether standing still or the robot
-    explains the last step; what went along then does so again unless training says otherwise (not
-    in the papers)."""
+    """Particles know their nearest kinematic points, whether standing still or the robot explains
+    the last step, and whether the plan touches their object; what went along does so again, and
+    what is touched goes along, unless training says otherwise (not in the papers)."""
     colors: bool = False
     """The first three features are the pixel's colour, and the renderer's colour is relative to
     theirs (not in the papers, whose features are all the U-Net's)."""

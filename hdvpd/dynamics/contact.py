@@ -19,17 +19,6 @@ NUM_POINTS = 4
 """Kinematic points that a particle looks at."""
 _SCALE_M = 0.05
 _HIDDEN = 32
-# Counterparts in the other cloud among which the one of like colour is chosen.
-_CANDIDATES = 4
-# Distance that a difference of 1 in a colour counts as.
-_COLOR_M = 0.2
-# One particle's evidence is worth this much at most: sampled clouds are about as coarse.
-_EVIDENCE_M = 0.05
-# Neighbours that share their evidence: how many, how near and how like in colour.
-_PARTNERS = 16
-_PARTNER_M = 0.03
-_PARTNER_COLOR = 0.3
-_ROUNDS = 2
 
 
 def explanations(
@@ -66,51 +55,6 @@ def explanations(
         difference = jnp.abs(other.features[indices] - cloud.features)
         columns += [jnp.minimum(distances / _SCALE_M, 1.0), jnp.tanh(difference)]
     return jnp.concatenate([*columns, carried_m / _SCALE_M], axis=-1)
-
-
-def went_along(
-    cloud: ParticleCloud,
-    other: ParticleCloud,
-    carried_m: Float[Array, "n 3"],
-    *,
-    colors: bool,
-    backend: Backend = "auto",
-) -> Float[Array, "n"]:
-    """Weigh the two explanations of `explanations`: the robot took a particle along, or it stood.
-
-    How much farther is its counterpart in the other cloud if it stood still than if it went along
-    with the robot; the counterpart is the nearest of four in place and colour together. Particles
-    near each other and of one colour share what they know, so that the gaps between the particles
-    of a cloud do not decide.
-
-    Args:
-      cloud: particles.
-      other: the cloud of the other time.
-      carried_m: displacement of the skeleton at each particle's place until the other time [m].
-      colors: whether the first three features are the logits of colours.
-      backend: of the neighbour search.
-
-    Returns:
-      Evidence for going along, from -5 to 5 cm; 0 where the robot stood still. Without gradient.
-    """
-    cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
-    own, others = (jax.nn.sigmoid(jnp.asarray(x.features)[:, :3]) * colors for x in (cloud, other))
-
-    # One search, as in `explanations`.
-    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
-    near = knn(places, other.positions, _CANDIDATES, mask=other.mask, backend=backend)
-    unlike = jnp.sum((others[near.indices] - jnp.tile(own, (2, 1))[:, None]) ** 2, axis=-1)
-    distance = jnp.sqrt(jnp.min(near.distances**2 + _COLOR_M**2 * unlike, axis=1))
-    stood, went = jnp.split(distance, 2)
-    evidence = jnp.minimum(stood, 1.0) - jnp.minimum(went, 1.0)
-    evidence = jnp.clip(evidence, -_EVIDENCE_M, _EVIDENCE_M)
-    near = knn(cloud.positions, cloud.positions, _PARTNERS, mask=cloud.mask, backend=backend)
-    unlike = jnp.sum((own[near.indices] - own[:, None]) ** 2, axis=-1) / _PARTNER_COLOR**2
-    weights = jnp.exp(-((near.distances / _PARTNER_M) ** 2) - unlike)
-    weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
-    for _ in range(_ROUNDS):
-        evidence = jnp.sum(weights * evidence[near.indices], axis=1)
-    return evidence
 
 
 class PointEdges(nnx.Module):

@@ -8,8 +8,9 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.contact import ContactTokens, went_along
+from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.dynamics.touching import surroundings, touched, went_along
 
 _POINT_EMBEDDING_DIM = 16
 # Motion of the robot per step is centimetres: in this unit it is of order one.
@@ -17,11 +18,21 @@ _MOTION_SCALE_M = 0.05
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _CARRY_BANDWIDTH_M = 0.05
 _CARRY_REACH_M = 0.12
-# Evidence that is worth one unit of the gate's logit. Not bounded: where training could overrule it
-# by more, what is near the robot went along with it again (docs/lab-book.md).
-_EVIDENCE_UNIT_M = 0.003
-# An object that is pushed goes along as a whole, also where it is far from the hand.
-_PUSH_REACH_M = 0.25
+# Evidence that is worth one unit of the gate's logit.
+_EVIDENCE_UNIT_M = 0.001
+# What is near the skeleton is the robot's where no motion has told yet.
+_UNTOLD = 2.0
+# What went along in the last step is the robot's or was held by it, and may be let go.
+_WENT_ALONG = 4.0
+# Where the robot reaches: an object goes along as a whole, also where it is far from the hand.
+_REACH_M = 0.25
+# A share of a step that is none, or the whole, is this far from what a sigmoid can say.
+_SHARE_MARGIN = 1e-4
+# What is learned is worth this much of the gates' logits at most, so that training decides where
+# geometry and history do not: else it first opens the gates of all that is near the robot.
+_LEARNED = 5.0
+# Numbers that the read-out is told of touching, beside a token.
+_TOLD = 4
 
 
 def carry_weights(
@@ -158,7 +169,9 @@ class ReadOut(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim = config.latent_dim
         self.norm = LayerNorm(dim, rngs=rngs)
-        self.mlp = Mlp(dim, dim, 3 + config.feature_dim + config.carry + config.contact, rngs=rngs)
+        gates = 2 if config.contact else int(config.carry)
+        size_out = 3 + config.feature_dim + gates
+        self.mlp = Mlp(dim + _TOLD * config.contact, dim, size_out, rngs=rngs)
         # Zero last layer: the untrained model copies the last state.
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
         self.config = config
@@ -171,36 +184,62 @@ class ReadOut(nnx.Module):
         robot: RobotPoints,
     ) -> Change:
         """Return the change of `current`, whose tokens are given; padding does not change."""
-        raw = self.mlp(self.norm(tokens))
-        raw = jnp.where(current.mask[:, None], raw, 0.0)
-        bound = self.config.max_displacement
-        pushed = carried_motion(current, robot, 1, reach_m=_PUSH_REACH_M)
         if self.config.contact:
-            # What the robot does not reach stays as it is. A change that is the same everywhere is
-            # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-            raw *= pushed[:, 3:] / _MOTION_SCALE_M
-        moved_m = (self.config.displacement_unit or bound) * raw[:, :3]
+            return self._touching(self.norm(tokens), previous, current, robot)
+        raw = self._read(self.norm(tokens), current)
+        moved_m = self._free(raw)
         if self.config.carry:
             # The last output says how far a particle goes along with the skeleton at its place:
             # a gate is learned much sooner than the motion itself (docs/lab-book.md).
-            gate = raw[:, -1:]
-            if self.config.contact:
-                gate = jax.nn.sigmoid(gate + self._history(previous, current, robot))
-            moved_m += gate * carried_motion(current, robot, 1)[:, :3]
-        if self.config.contact:
-            moved_m += raw[:, 3 + self.config.feature_dim, None] * pushed[:, :3]
-        features = raw[:, 3 : 3 + self.config.feature_dim]
+            moved_m += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3]
+        return self._bounded(moved_m, raw)
+
+    def _read(self, told: Float[JaxArray, "n t"], current: ParticleCloud) -> Float[JaxArray, "n o"]:
+        return jnp.where(current.mask[:, None], self.mlp(told), 0.0)
+
+    def _free(self, raw: Float[JaxArray, "n o"]) -> Float[JaxArray, "n 3"]:
+        return (self.config.displacement_unit or self.config.max_displacement) * raw[:, :3]
+
+    def _bounded(self, moved_m: Float[JaxArray, "n 3"], raw: Float[JaxArray, "n o"]) -> Change:
+        bound, features = self.config.max_displacement, raw[:, 3 : 3 + self.config.feature_dim]
         return Change(
             displacement=bound * jnp.tanh(moved_m / bound),
             features=jnp.zeros_like(features) if self.config.lasting_features else features,
         )
 
-    def _history(
-        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
-    ) -> Float[Array, "n 1"]:
-        """Return the logit that what went along with the robot in the last step does so again."""
-        back = carried_motion(current, robot, 1, until=0)[:, :3]
-        evidence = went_along(
-            current, previous, back, colors=self.config.colors, backend=self.config.knn
-        )
-        return jnp.asarray(evidence / _EVIDENCE_UNIT_M)[:, None]
+    def _touching(
+        self,
+        tokens: Float[JaxArray, "n d"],
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+    ) -> Change:
+        """Return the change with `model.contact`: learned from where geometry and history begin.
+
+        What went along with the skeleton in the last step does so again; what will be touched goes
+        along with what touches it; nothing else moves.
+        """
+        options = {"colors": self.config.colors, "backend": self.config.knn}
+        around = surroundings(current, **options)
+        back_m = carried_motion(current, robot, 1, until=0)[:, :3]
+        history = went_along(current, previous, back_m, around, **options) / _EVIDENCE_UNIT_M
+        touch = touched(current, robot, around, **options)
+        told = [
+            jnp.tanh(history),
+            touch.share,
+            jnp.tanh(touch.gap_m / _MOTION_SCALE_M),
+            touch.opening,
+        ]
+        raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
+        # What the robot does not reach stays as it is. A change that is the same everywhere is
+        # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
+        raw *= carried_motion(current, robot, 1, reach_m=_REACH_M)[:, 3:] / _MOTION_SCALE_M
+        learned = _LEARNED * jnp.tanh(raw[:, -2:] / _LEARNED)
+        carried_m = carried_motion(current, robot, 1)[:, :3]
+        share = jnp.clip(touch.share, _SHARE_MARGIN, 1 - _SHARE_MARGIN)
+        pushed = jax.nn.sigmoid(learned[:, 0] + jax.scipy.special.logit(share))[:, None]
+        told_carried = jnp.minimum(history + _UNTOLD, _WENT_ALONG)
+        carried = jax.nn.sigmoid(learned[:, 1] + told_carried)[:, None]
+        moved_m = self._free(raw) + pushed * carried_m[touch.origin]
+        moved_m += (1 - pushed) * carried * carried_m
+        return self._bounded(moved_m, raw)
