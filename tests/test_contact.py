@@ -139,7 +139,7 @@ def test_what_a_closed_hand_touches_goes_along_as_a_whole_before_anything_is_lea
     np.testing.assert_allclose(block[:, 0], block[0, 0], rtol=0.2)
     assert 0.15 < block[0, 0] / 0.06 < 1
     np.testing.assert_allclose(block[0] / block[0, 0], [1, 0, -1 / 6], atol=0.02)
-    assert np.abs(table).max() < 1e-3
+    assert np.abs(table).max() < 3e-3
 
 
 def test_training_cannot_overrule_what_geometry_shows():
