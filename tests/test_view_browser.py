@@ -152,6 +152,20 @@ def test_what_is_in_the_box_is_moved_to_where_it_is_dragged(shown, page):
     shown.editor.handle.position = start
 
 
+def test_a_copy_of_what_is_in_the_box_stands_beside_it(shown, page):
+    first, start = pixels(page), tuple(shown.editor.handle.position)
+    page.get_by_text("Edit", exact=True).click()
+    page.get_by_label("selection box").wait_for()
+    select_and_drag(shown, page, ASIDE)
+    page.get_by_role("button", name="Copy to the box").click()
+    both = until(page, lambda p: count(p, BLUE) > 1.6 * count(first, BLUE))
+    kept = (strong(both, BLUE) & strong(first, BLUE)).sum()
+    assert kept > 0.9 * count(first, BLUE)
+    page.get_by_role("button", name="Undo all").click()
+    until(page, lambda p: count(p, BLUE) < 1.1 * count(first, BLUE))
+    shown.editor.handle.position = start
+
+
 def shift(picture: np.ndarray, first: np.ndarray) -> float:
     return column(picture, BLUE) - column(first, BLUE)
 
