@@ -147,7 +147,9 @@ def test_training_cannot_overrule_what_geometry_shows():
     settings = {"carry": True, "contact": True, "colors": True, "displacement_unit": 1e-6}
     config = scenes.tiny_config(model=settings).model
     read_out = ReadOut(config, rngs=nnx.Rngs(0))
-    read_out.mlp.out.bias[...] = read_out.mlp.out.bias[...] + 1e3
+    bias = read_out.mlp.out.bias
+    assert bias is not None
+    bias[...] = bias[...] + 1e3
     cloud = scenes.random_cloud(0, 60, config.feature_dim)
     cloud = dataclasses.replace(cloud, positions=np.float32(cloud.positions * 0.05))
     way = np.asarray([[-0.05, 0, 0.1], [0, 0, 0.1], [0.05, 0, 0.1]])

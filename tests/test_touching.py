@@ -88,7 +88,7 @@ def test_an_object_is_touched_as_a_whole_and_the_table_is_not():
     np.testing.assert_allclose(share[:size], share[0])
     np.testing.assert_array_equal(share[size:], 0)
     # The nearest of the block's particles decides for all of them.
-    apart = np.linalg.norm(cloud.positions - [[0.09, 0.16, 0.05]], axis=1)
+    apart = np.linalg.norm(np.asarray(cloud.positions) - [[0.09, 0.16, 0.05]], axis=1)
     np.testing.assert_allclose(gap[:size], apart[:size].min(), atol=1e-5)
     np.testing.assert_array_equal(np.unique(np.asarray(told.origin)[:size]), apart[:size].argmin())
 
@@ -134,7 +134,10 @@ def test_touches_turn_with_the_scene_and_follow_the_order_of_particles():
     cloud, _ = block_on_a_table()
     robot = hand([0.03, 0.16, 0.05], [0.09, 0.15, 0.05])
     share = np.asarray(touch(cloud, robot).share)
-    turn, shift = np.asarray([[0, -1, 0], [1, 0, 0], [0, 0, 1]], np.float32), np.float32([1, 2, 3])
+    turn, shift = (
+        np.asarray([[0, 1, 0], [-1, 0, 0], [0, 0, 1]], np.float32),
+        np.full(3, 2.0, np.float32),
+    )
     order = np.random.default_rng(0).permutation(len(share))
     other = ParticleCloud(
         positions=(cloud.positions @ turn.T + shift)[order],

@@ -48,7 +48,7 @@ class Surroundings:
     """
 
     indices: Int[Array, "n k"]
-    distances: Float[JaxArray, "n k"]
+    distances: Float[Array, "n k"]
     unlike: Float[JaxArray, "n k"]
 
 
@@ -181,7 +181,7 @@ def _colors(cloud: ParticleCloud, known: bool) -> Float[JaxArray, "n 3"]:
     return jax.nn.sigmoid(jax.lax.stop_gradient(jnp.asarray(cloud.features))[:, :3]) * known
 
 
-def _median(x: Float[JaxArray, "n"]) -> Float[JaxArray, ""]:
+def _median(x: Float[Array, "n"]) -> Float[JaxArray, ""]:
     """Return the median of the finite entries, 0 without any."""
     count = jnp.isfinite(x).sum()
     return jnp.where(count > 0, jnp.sort(x)[jnp.maximum(count - 1, 0) // 2], 0.0)
