@@ -16,19 +16,26 @@ TINY = {
 }
 
 
-def write_run(folder: Path, dataset_path: Path, noise: float = 0.1, changes=TINY) -> Path:
-    """Save a run of random parameters as training would; `changes` are to experiment `debug`."""
+def write_run(folder: Path, *paths: Path, noise: float = 0.1, changes=TINY) -> Path:
+    """Save a run of random parameters as training would.
+
+    Args:
+      folder: of the run.
+      paths: of its data set, or of several.
+      noise: standard deviation of the parameters.
+      changes: to experiment `debug`.
+    """
     from hdvpd.config.experiments import load_config
+    from hdvpd.data.mixture import open_dataset
     from hdvpd.data.setup import keep_setup
-    from hdvpd.data.store import Dataset
     from hdvpd.training.checkpoints import CheckpointStore
     from hdvpd.training.run_folder import RunFolder
     from hdvpd.training.session import new_progress
     from hdvpd.training.step import create_train_state
 
-    dataset = Dataset(dataset_path)
-    data = changes["data"] | {"path": str(dataset_path)}
+    data = changes["data"] | {"path": list(map(str, paths)) if paths[1:] else str(paths[0])}
     config = load_config("debug", changes | {"data": data})
+    dataset = open_dataset(config.data)
     scene = dataset.scene_spec(config.data)
     # Drawn, not initialised, which would be compiled first.
     shapes = jax.eval_shape(lambda: create_train_state(config, scene)[1])
@@ -70,4 +77,4 @@ def arms_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"height": 24, "width": 32},
         "model": {"num_particles": 512, "dynamics": {"num_layers": 1}},
     }
-    return write_run(folder / "run", folder / "data", 0.03, changes)
+    return write_run(folder / "run", folder / "data", noise=0.03, changes=changes)

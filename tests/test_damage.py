@@ -14,6 +14,8 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config.experiments import to_toml
 from hdvpd.data.setup import describe_setup, read_setup
 from hdvpd.data.store import Dataset
+from hdvpd.evaluation.model_card import read_summary
+from hdvpd.basics import sealed
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.metrics_log import MetricsLog
 from hdvpd.training.packed import pack, read_packed
@@ -116,6 +118,19 @@ def test_a_damaged_packed_model_is_refused(run: Path, tmp_path: Path) -> None:
             for name, values in arrays.items():
                 np.testing.assert_array_equal(found[3][name], values)
     assert refused > 300
+
+
+def test_a_damaged_evaluation_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.json"
+    summary = {"checkpoint_step": 3, "average_over_steps": {"model": {"ssim": {"mean": 0.875}}}}
+    file.write_text(sealed.dumps(summary, indent=2))
+    refused = 0
+    for place in damaged(file, 100):
+        found, refusal = tried(lambda: read_summary(file, 3))
+        refused += bool(refusal)
+        same = found is not None and {name: found.get(name) for name in summary} == summary
+        assert str(file) in refusal or same, place
+    assert refused > 60
 
 
 def test_what_is_not_read_again_may_be_damaged(run: Path) -> None:

@@ -1,6 +1,7 @@
 """Several data sets as one: which windows are drawn, what fits, what logs and resuming say."""
 
 import collections
+import csv
 import dataclasses
 import json
 import pickle
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 import scenes
 from data_tools import edit_json, replace_array
+from small_runs import write_run
 
 import hdvpd
 from hdvpd.basics.errors import UserError
+from hdvpd.__main__ import main
 from hdvpd.config import Config, DataConfig
 from hdvpd.config.experiments import load_config, read_toml, to_toml
 from hdvpd.config.reading import read
@@ -195,6 +198,27 @@ def test_evaluation_takes_the_held_out_episodes_of_all_or_of_one(both, other):
     assert sorted({window.episode for window in windows}) == [9, 1_000_002]
     alone = dataclasses.replace(both, path=str(other))
     assert {w.episode for w in select_windows(open_dataset(alone), settings)} == {2}
+
+
+def test_a_run_on_several_is_evaluated_on_the_held_out_episodes_of_all(
+    synthetic_dataset, other, tmp_path
+):
+    run, out = write_run(tmp_path / "run", synthetic_dataset, other), tmp_path / "out"
+    assert main(["eval", str(run), "--steps", "2", "--out", str(out)]) == 0
+    summary = json.loads((out / "metrics.json").read_text())
+    assert summary["episode_numbers"] == [9, 1_000_002]
+    assert np.isfinite(summary["model"]["ssim"]).all()
+    # Alone, each is scored as in company.
+    with (out / "episodes.csv").open() as file:
+        together = list(csv.DictReader(file))
+    for path in (synthetic_dataset, other):
+        words = ["--steps", "2", "--data.path", str(path), "--out", str(tmp_path / path.name)]
+        assert main(["eval", str(run), *words]) == 0
+        with (tmp_path / path.name / "episodes.csv").open() as file:
+            alone = list(csv.DictReader(file))
+        assert len(alone) == len(together) // 2
+        scores = [{k: v for k, v in row.items() if k != "episode"} for row in together]
+        assert all({k: v for k, v in row.items() if k != "episode"} in scores for row in alone)
 
 
 def test_one_path_stays_a_text_in_files_and_several_are_a_list():

@@ -277,7 +277,7 @@ def test_one_run_is_evaluated_into_its_own_folder(run_copy, dataset, summaries, 
     assert (kept / "metrics.json").read_bytes() == old
     assert (kept / "videos" / "episode-0009.mp4").is_file()
     assert (kept / "report.html").read_text() == page
-    assert json.loads((folder / "metrics.json").read_text()) == summaries["noisy"]
+    assert sealed.loads((folder / "metrics.json").read_text()) == summaries["noisy"]
 
 
 def moving_camera(steps, views, moved):

@@ -642,6 +642,7 @@ def test_an_import_killed_before_its_first_episode_can_begin_again(tmp_path, imp
     (tmp_path / "out" / ".partial-dataset.json-1").write_text("{")
     import_dataset("maniskill", imported("maniskill").path.parent / "maniskill", tmp_path / "out")
     assert len(Dataset(tmp_path / "out").episodes) == 2
+    assert not list((tmp_path / "out").glob(".partial-*"))
 
 
 def test_another_import_into_the_same_folder_is_refused(tmp_path, imported):

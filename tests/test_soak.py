@@ -75,6 +75,29 @@ def test_four_processes_train_as_one_does(config: Config, tmp_path: Path) -> Non
     assert_same_losses(tmp_path / "4", tmp_path / "1")
 
 
+SPREAD = """
+import sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+if options:
+    from hdvpd.training.processes import join
+    numbers = map(int, (options["--num-processes"], options["--process-id"]))
+    join(options["--coordinator"], *numbers)
+import test_spread
+test_spread.compare_with_one_device()
+print("compared", test_spread.mesh().size)
+sys.exit()
+"""
+
+
+@pytest.mark.parametrize(("count", "devices"), [(1, 8), (2, 4), (4, 1)])
+def test_particles_on_devices_of_several_processes_change_as_on_one(
+    count: int, devices: int
+) -> None:
+    done = processes.finish(processes.start([], count, devices=devices, before=SPREAD))
+    assert [status for status, _, _ in done] == [0] * count, done
+    assert all(out.endswith(f"compared {count * devices}\n") for _, out, _ in done), done
+
+
 def test_a_signal_to_one_process_stops_all(config: Config, tmp_path: Path) -> None:
     endless = with_train(config, num_steps=10**6, checkpoint_every=5, preflight="off")
     run = tmp_path / "run"

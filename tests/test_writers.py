@@ -82,6 +82,16 @@ def test_what_another_process_writes_is_refused_until_it_dies(
     assert len(Dataset(out).episodes) == 1
 
 
+def test_a_data_set_killed_before_its_first_episode_can_begin_again(tmp_path: Path) -> None:
+    for out in (tmp_path / "whole", tmp_path / "out"):
+        if out.name == "out":
+            (out / "episodes").mkdir(parents=True)
+            (out / "robot.json").write_text("{}")
+            (out / ".partial-dataset.json-1").write_text("{")
+        write_synthetic_dataset(out, episodes=1, steps=2, height=12, width=16, seed=0)
+    assert test_importers.content(tmp_path / "out") == test_importers.content(tmp_path / "whole")
+
+
 def test_a_read_only_folder_is_one_message(
     read_only: Path, tmp_path: Path, small_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,8 +50,11 @@ def make_dataset(path: Path) -> None:
         (path / "episodes").mkdir(parents=True, exist_ok=True)
 
 
-def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
     """Keep every other process from writing a data set; readers need no lock.
+
+    What a killed process left of a JSON file aside is removed first.
 
     Args:
       path: of the data set; made if it is not there, and removed again if it stays empty.
@@ -67,7 +70,10 @@ def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
     require_local(path)
     if path.is_file():
         raise UserError(f"{path} is a file; choose another --out, or remove it.")
-    return files.locked(path / files.LOCK, refusal, f"{FREE_SPACE}, or choose another --out.")
+    with files.locked(path / files.LOCK, refusal, f"{FREE_SPACE}, or choose another --out."):
+        for left in path.glob(".partial-*.json-*"):
+            left.unlink()
+        yield
 
 
 def is_in_use(path: Path, own: Collection[str] = ()) -> bool:

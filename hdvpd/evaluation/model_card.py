@@ -12,6 +12,7 @@ from hdvpd.config.experiments import flatten
 from hdvpd.data.remote import locate
 from hdvpd.evaluation.motion_tables import describe_motion, motion_table
 from hdvpd.evaluation.verdicts import average_table, explain_table
+from hdvpd.basics import sealed
 
 _LIMITS = """\
 - It knows the robot, the cameras' places, the workspace and the kinds of objects of its data set,
@@ -59,7 +60,7 @@ def read_summary(file: Path, step: int) -> Mapping[str, Any]:
       UserError: it is missing, unreadable, of several runs or of another checkpoint.
     """
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = sealed.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file} cannot be read ({error}): a model card states measured numbers. Evaluate the "

@@ -10,7 +10,8 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config import Config
 from hdvpd.config.experiments import to_toml
 from hdvpd.data.store import Dataset
-from hdvpd.evaluation.curves import episodes_csv, plot_curves, to_csv, to_json, to_png
+from hdvpd.evaluation.curves import episodes_csv, plot_curves, to_csv, to_png
+from hdvpd.basics import sealed
 from hdvpd.evaluation.episodes import RunResult, Window
 from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_table
@@ -163,7 +164,7 @@ def write_results(
                 )
             )
         value = next(iter(summaries.values())) if single else {"runs": summaries}
-        (staging / METRICS_FILE).write_text(to_json(value))
+        (staging / METRICS_FILE).write_text(sealed.dumps(value, indent=2))
         (staging / "metrics.csv").write_text(to_csv(summaries))
         (staging / "metrics.md").write_text(to_markdown(summaries), encoding="utf-8")
         scores = [e.result.scores for e in evaluations.values()]

@@ -273,8 +273,7 @@ _LEAVE_OUT = ", or leave bad episodes out with --skip-bad."
 
 def _is_in_use(out: Path) -> bool:
     """Whether a folder without dataset.json holds anything but the start of an import."""
-    partial = [entry.name for entry in out.glob(".partial-*")]
-    return writer.is_in_use(out, {"episodes", ROBOT_FILE, writer.INCOMPLETE, *partial})
+    return writer.is_in_use(out, {"episodes", ROBOT_FILE, writer.INCOMPLETE})
 
 
 def _select(text: str, count: int) -> list[int]:

@@ -175,7 +175,7 @@ def _begin(job: _Job, *, complete: bool) -> None:
             writer.write_json(job.out / ROBOT_FILE, robot())
         if found["source"]["episodes"] == job.episodes:
             return
-    elif writer.is_in_use(job.out):
+    elif writer.is_in_use(job.out, {"episodes", ROBOT_FILE}):  # the start of a killed one
         raise UserError(
             f"{job.out} exists and is no data set (dataset.json is missing). Choose another "
             "--out, or remove it."

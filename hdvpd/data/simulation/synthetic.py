@@ -71,7 +71,7 @@ def write_synthetic_dataset(
     if min(episodes, steps, height, width) < 1:
         raise UserError("A synthetic data set needs positive episodes, steps, height and width.")
     with writer.only_writer(path):
-        if writer.is_in_use(path):
+        if writer.is_in_use(path, {"episodes", ROBOT_FILE}):  # the start of a killed one
             raise UserError(f"{path} is not empty; give a new folder for the synthetic data set.")
         _write(path, episodes, steps, height, width, seed)
     return Dataset(path)
