@@ -40,7 +40,7 @@ longtest: system-simulation system-open3d system-browser $(STAMP)-test
 	$(PYTEST) --long $(PYTEST_FLAGS)
 
 soak: system-simulation $(STAMP)-test
-	$(PYTEST) --soak -m soak $(PYTEST_FLAGS)
+	$(PYTEST) --dist worksteal --soak -m soak $(PYTEST_FLAGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .
