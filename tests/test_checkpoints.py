@@ -20,6 +20,8 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
@@ -27,6 +29,8 @@ from hdvpd.config.experiments import to_toml
 from hdvpd.model import Model
 from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.checkpoints import CheckpointStore, load_model, require_disk_space
+from hdvpd.training.processes import Team
+from hdvpd.training.spread_checkpoints import SpreadStore
 from hdvpd.training.step import TrainState
 
 FILES = {"config.toml": "[train]\nseed = 3\n", "scene.json": '{"num_robot_points": 1}'}
@@ -368,6 +372,33 @@ def test_what_does_not_read_back_is_reported(store: CheckpointStore) -> None:
     other.params["norm"]["scale"] = jnp.nextafter(scale, scale + 1)
     with pytest.raises(UserError, match=r"params/norm/scale in .* does not read back"):
         store.verify(1, other)
+
+
+def test_a_state_spread_over_devices_is_saved_as_a_whole_one_is(store: CheckpointStore) -> None:
+    mesh = Mesh(jax.devices(), ("all",))
+
+    def place(step: int) -> TrainState:
+        def spread(x: jax.Array) -> jax.Array:
+            last = (None,) * (x.ndim - 1)
+            divided = x.ndim and x.shape[-1] % mesh.size == 0
+            return jax.device_put(x, NamedSharding(mesh, P(*last, "all") if divided else P()))
+
+        return jax.tree.map(spread, make_state(step))
+
+    together = SpreadStore(store, Team())
+    together.save(3, together.copy(place(3)), progress={"next_batch": 3}, files=FILES)
+    assert find_damage(store.path / "3") is None
+    state, step, progress = store.restore(None, like=make_state(0))
+    assert_same(state, make_state(3))
+    assert (step, progress) == (3, {"next_batch": 3})
+    together.verify(3, place(3))
+    with pytest.raises(UserError, match="does not read back"):
+        together.verify(3, place(4))
+    wrong = place(4)
+    wrong.params["norm"]["scale"] = wrong.params["norm"]["scale"].at[3].set(np.nan)
+    with pytest.raises(UserError, match="params/norm/scale is not finite after step 4"):
+        together.save(4, wrong, progress={})
+    assert [p.name for p in store.path.iterdir()] == ["3"]
 
 
 def test_load_model_gives_the_trained_parameters(tmp_path: Path, debug_config: Config) -> None:
