@@ -10,12 +10,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from hdvpd.basics import sealed
 from hdvpd.basics.errors import UserError
 from hdvpd.config.experiments import to_toml
 from hdvpd.data.setup import describe_setup, read_setup
 from hdvpd.data.store import Dataset
 from hdvpd.evaluation.model_card import read_summary
-from hdvpd.basics import sealed
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.metrics_log import MetricsLog
 from hdvpd.training.packed import pack, read_packed

@@ -16,8 +16,8 @@ from data_tools import edit_json, replace_array
 from small_runs import write_run
 
 import hdvpd
-from hdvpd.basics.errors import UserError
 from hdvpd.__main__ import main
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, DataConfig
 from hdvpd.config.experiments import load_config, read_toml, to_toml
 from hdvpd.config.reading import read

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics import sealed
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.tables import Cell, Table
 from hdvpd.config import Config
@@ -12,7 +13,6 @@ from hdvpd.config.experiments import flatten
 from hdvpd.data.remote import locate
 from hdvpd.evaluation.motion_tables import describe_motion, motion_table
 from hdvpd.evaluation.verdicts import average_table, explain_table
-from hdvpd.basics import sealed
 
 _LIMITS = """\
 - It knows the robot, the cameras' places, the workspace and the kinds of objects of its data set,

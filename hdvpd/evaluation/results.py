@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hdvpd.basics import sealed
 from hdvpd.basics.errors import UserError
 from hdvpd.config import Config
 from hdvpd.config.experiments import to_toml
 from hdvpd.data.store import Dataset
 from hdvpd.evaluation.curves import episodes_csv, plot_curves, to_csv, to_png
-from hdvpd.basics import sealed
 from hdvpd.evaluation.episodes import RunResult, Window
 from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_table
