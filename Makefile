@@ -14,7 +14,7 @@ STAMP := $(VENV)/.hdvpd
 # A file's tests share what is compiled, so they stay in one process. WORKERS=0 uses this one alone.
 WORKERS ?= logical
 PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS),browser \
-  -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations=50 --durations-min=1
+  -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=50 --durations-min=1
 TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,view,rerun,studies,vision,gym
 
 .PHONY: demo compare test longtest soak lint bench env clean

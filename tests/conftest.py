@@ -59,7 +59,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Files of long tests, which processes take first: begun last, one would keep a single core busy
+# while the others have ended.
+LONGEST = (
+    "test_eval_main", "test_train_main", "test_using_docs", "test_calibration", "test_gpu_ready",
+    "test_parallel", "test_compare", "test_packaging", "test_members", "test_processes",
+    "test_simulation", "test_world", "test_plan_command", "test_floor", "test_spread",
+    "test_view_runs", "test_view_browser", "test_report_browser", "test_import_docs",
+    "test_grf_study", "test_videos",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     if not config.getoption("--soak"):
         later = pytest.mark.skip(reason="takes minutes: make soak")
         for item in items:
