@@ -20,14 +20,6 @@ from hdvpd.basics.statistics import student_interval
 from hdvpd.basics.tables import plus_minus
 from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
-from hdvpd.planning.controls import (
-    CarriedAlong,
-    Chance,
-    NothingMoves,
-    Simulator,
-    ToolDistance,
-    seen_surface,
-)
 from hdvpd.planning.costs import AbstractCost, GoalPlace, Lift, object_rows
 from hdvpd.planning.planner import Plan, Planner
 from hdvpd.planning.solvers import ICEM
@@ -35,6 +27,14 @@ from hdvpd.planning.trials import Outcome, Trial, require_simulated, simulated_r
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
 from hdvpd.world.state import State
+from studies.controls import (
+    CarriedAlong,
+    Chance,
+    NothingMoves,
+    Simulator,
+    ToolDistance,
+    seen_surface,
+)
 from studies.films import Film
 from studies.outputs import Row, table, write_csv
 from studies.resumable import (

@@ -15,12 +15,12 @@ from scipy import stats
 from hdvpd.basics.statistics import student_interval
 from hdvpd.basics.tables import plus_minus
 from hdvpd.basics.types import Float
-from hdvpd.planning.controls import CarriedAlong
 from hdvpd.planning.planner import Predictor
 from hdvpd.planning.trials import Outcome, Trial, propose, require_simulated, simulated_robot
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
 from hdvpd.world.state import State
+from studies.controls import CarriedAlong
 from studies.executions import EXTENT, executed, open_executions
 from studies.outputs import Row, table, write_csv
 from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of

@@ -21,7 +21,6 @@ needed("mujoco")
 
 import hdvpd  # noqa: E402
 from hdvpd.planning import command as planning  # noqa: E402
-from hdvpd.planning.controls import Chance, NothingMoves, Simulator, ToolDistance  # noqa: E402
 from hdvpd.planning.costs import GoalPlace, Lift  # noqa: E402
 from hdvpd.planning.gradients import GradientPlanner, make_pull_back  # noqa: E402
 from hdvpd.planning.planner import Planner  # noqa: E402
@@ -30,6 +29,7 @@ from hdvpd.planning.solvers import ICEM  # noqa: E402
 from hdvpd.planning.trials import begin_trial, skill  # noqa: E402
 from hdvpd.world.state import near  # noqa: E402
 from studies.__main__ import PROGRAM, Study  # noqa: E402
+from studies.controls import Chance, NothingMoves, Simulator, ToolDistance  # noqa: E402
 
 HORIZON = 4
 
