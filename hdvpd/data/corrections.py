@@ -18,6 +18,7 @@ from hdvpd.basics import sealed
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float, Shaped
 from hdvpd.data.pinhole import pixel_directions
+from hdvpd.data.schema import DatasetInfo
 
 FILE_NAME = "corrections.json"
 FORMAT, VERSION = "hdvpd-corrections", 1
@@ -191,6 +192,31 @@ class Corrections:
         """Correct measured or commanded joints, whose names are given."""
         offsets = [self.joints[n].offset if n in self.joints else 0.0 for n in names]
         return values + np.array(offsets)
+
+    def description(self, info: DatasetInfo) -> DatasetInfo:
+        """Return the description of a data set with units of depth as corrected.
+
+        Raises:
+          UserError: a correction is of a camera, joint or link that there is none of.
+        """
+        links = {link for joint in self.joints.values() for link in joint.moves}
+        for kind, named, known in (
+            ("camera", set(self.cameras), info.cameras),
+            ("joint", set(self.joints), info.robot.joints),
+            ("link", links, info.robot.links),
+        ):
+            for unknown in sorted(named - set(known)):
+                raise UserError(
+                    f"{self.file} corrects {kind} {unknown!r}, but the data set has "
+                    f"{', '.join(known)}; run `hdvpd data calibrate` again, or remove the file."
+                )
+        cameras = {
+            name: dataclasses.replace(camera, depth_unit_m=camera.depth_unit_m * c.depth_scale)
+            if (c := self.cameras.get(name)) is not None
+            else camera
+            for name, camera in info.cameras.items()
+        }
+        return dataclasses.replace(info, cameras=cameras)
 
     def as_plain(self) -> dict[str, Any]:
         """Return the content of `corrections.json`."""

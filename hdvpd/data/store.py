@@ -7,7 +7,6 @@ that names file, episode and frame. The folder may be one in a remote store (`hd
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import hashlib
 import json
@@ -70,7 +69,7 @@ class Dataset:
             )
         self._stored = schema.parse_dataset(read_json(file), file)
         self.corrections = read_corrections(self.path) if corrections is None else corrections
-        self.info = _with_units(self._stored, self.corrections)
+        self.info = self.corrections.description(self._stored)
         self.episodes = tuple(
             schema.parse_episode(raw, number, file)
             for number, file, raw in episode_files(self.path)
@@ -353,32 +352,6 @@ class Dataset:
             f"({meaning.get(reason, str(error).split(' [', 1)[0])}). Restore it from a copy, or "
             f"delete {folder} and run the command that wrote the data set again."
         )
-
-
-def _with_units(info: schema.DatasetInfo, corrections: Corrections) -> schema.DatasetInfo:
-    """Return the description with units of depth as corrected.
-
-    Raises:
-      UserError: a correction is of a camera, joint or link that there is none of.
-    """
-    links = {link for joint in corrections.joints.values() for link in joint.moves}
-    for kind, named, known in (
-        ("camera", set(corrections.cameras), info.cameras),
-        ("joint", set(corrections.joints), info.robot.joints),
-        ("link", links, info.robot.links),
-    ):
-        for unknown in sorted(named - set(known)):
-            raise UserError(
-                f"{corrections.file} corrects {kind} {unknown!r}, but the data set has "
-                f"{', '.join(known)}; run `hdvpd data calibrate` again, or remove the file."
-            )
-    cameras = {
-        name: dataclasses.replace(camera, depth_unit_m=camera.depth_unit_m * c.depth_scale)
-        if (c := corrections.cameras.get(name)) is not None
-        else camera
-        for name, camera in info.cameras.items()
-    }
-    return dataclasses.replace(info, cameras=cameras)
 
 
 def _joined(labels: Iterable[str]) -> str:
