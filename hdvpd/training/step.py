@@ -70,12 +70,10 @@ def create_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, 
     )
 
 
-def make_train_step(
-    config: Config, graphdef: nnx.GraphDef, layout: Layout | None = None
-) -> TrainStep:
+def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     """Return the jitted step, a function of (state, batch, the run's key); it donates the state.
 
-    State, batch and key lie as `layout` says, by default the configuration's.
+    State, batch and key lie as the configuration's layout says (`make_layout`).
 
     The seed of `config` is not part of it: runs that differ in nothing else can share one step.
     A non-finite loss or gradient leaves parameters and optimiser as they were and is counted;
@@ -83,7 +81,7 @@ def make_train_step(
     """
     optimizer = create_optimizer(config.train)
     schedule = learning_rate(config.train)
-    layout = layout or make_layout(config.train)
+    layout = make_layout(config.train)
 
     def loss(
         params: Params, batch: Batch, key: PRNGKey, first_window: Int[Array, ""] | int
