@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -160,10 +160,10 @@ class Free(AbstractGridMask[Nothing]):
         return LowRankMask(parameters, parameters)
 
 
-class HeadMasks(nnx.Module):
+class HeadMasks(nnx.Module, Generic[Plan]):
     """The masks of all heads of a layer, each with the class token before the grid's cells."""
 
-    def __init__(self, learned: AbstractGridMask, num_heads: int, *, rngs: nnx.Rngs):
+    def __init__(self, learned: AbstractGridMask[Plan], num_heads: int, *, rngs: nnx.Rngs):
         self.learned = learned
         # From a stream of their own: models without masks start with the same weights.
         keys = jax.random.split(rngs.masks(), num_heads)
@@ -175,7 +175,7 @@ class HeadMasks(nnx.Module):
     def map(self, function: Callable[..., JaxArray], *arrays: Float[JaxArray, "a *_"]) -> JaxArray:
         """Return function(mask, *arrays) of every head; the first axis is that of the heads."""
 
-        def of_head(parameters: JaxArray, plan: Any, *arrays: JaxArray) -> JaxArray:
+        def of_head(parameters: JaxArray, plan: Plan, *arrays: JaxArray) -> JaxArray:
             mask = self.learned.mask(positive(parameters), plan)
             return function(ClassTokenMask(mask), *arrays)
 

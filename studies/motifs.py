@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from hdvpd.basics import colors
 from hdvpd.basics.errors import UserError, how_to_install
 from studies.fitting import AbstractLearner, fit
 from studies.graph_tasks import CYCLE, NUM_NEIGHBOR_DEGREES, Task, make_task
@@ -44,7 +45,9 @@ _CYCLE_SIZES = {
     "sgc": ((10, 8), (4, 2)),
 }
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
-_COLORS = {"gkat": "#d55e00", "gat": "#0072b2", "gcn": "#009e73", "sgc": "#707070"}
+_COLORS = {
+    "gkat": colors.VERMILION, "gat": colors.BLUE, "gcn": colors.GREEN, "sgc": colors.GRAY,
+}  # fmt: skip
 
 
 def main(out: Path, settings: MotifSettings) -> None:
