@@ -19,6 +19,7 @@ from hdvpd.commands.data import Format
 from hdvpd.commands.demo import PHASES, Demo, simulation_flags, summary
 from hdvpd.commands.evaluate import Evaluate
 from hdvpd.commands.flags import config_flags, flag_words, read_flags, understood
+from hdvpd.commands.plan import PlanTask
 from hdvpd.commands.train import Train
 from hdvpd.config import EvalConfig
 from hdvpd.config.experiments import load_config, to_toml
@@ -285,6 +286,12 @@ def test_formats_are_those_of_the_importers() -> None:
     from hdvpd.data.importers import FORMATS
 
     assert typing.get_args(Format) == tuple(FORMATS)
+
+
+def test_solvers_are_those_of_planning() -> None:
+    from hdvpd.planning.solvers import SOLVERS
+
+    assert typing.get_args(typing.get_type_hints(PlanTask)["solver"]) == tuple(SOLVERS)
 
 
 def test_flags_come_back_as_tables_of_what_was_given() -> None:

@@ -207,6 +207,17 @@ def test_an_edited_state_is_rolled_out_and_rendered(small_world, state, targets)
     assert future.images(view).depth_m.shape == (STEPS, 16, 20)
 
 
+def test_the_field_of_view_is_that_from_the_upper_to_the_lower_edge():
+    view = hdvpd.look_at((0.9, 0.1, 0.7), (0.0, 0.0, 0.0), size=(16, 20), field_of_view_deg=90.0)
+    np.testing.assert_allclose(np.diagonal(view.intrinsics), (8.0, 8.0, 1.0), rtol=1e-6)
+
+
+def test_another_seed_draws_other_particles(small_world, state, synthetic_dataset):
+    drawn = [small_world.state_from(synthetic_dataset, EPISODE, seed=seed) for seed in (0, 1)]
+    assert (drawn[0].positions == state.positions).all()
+    assert (drawn[1].positions != state.positions).any()
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
