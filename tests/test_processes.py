@@ -22,15 +22,19 @@ from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.processes import LOST_STATUS, Team, join
 
 
-@pytest.fixture(scope="module")
-def config(debug_config: Config, synthetic_dataset: Path) -> Config:
+def six_steps(debug_config: Config, dataset: Path) -> Config:
     """Six steps of four windows; the last batch of the validation's three windows is ragged."""
-    data = dataclasses.replace(debug_config.data, path=str(synthetic_dataset))
+    data = dataclasses.replace(debug_config.data, path=str(dataset))
     train = dataclasses.replace(
         debug_config.train, num_steps=6, batch_size=4, log_every=1, validate_every=3,
         validation_windows=3, checkpoint_every=3, keep_checkpoints=10,
     )  # fmt: skip
     return dataclasses.replace(debug_config, data=data, train=train)
+
+
+@pytest.fixture(scope="module")
+def config(debug_config: Config, synthetic_dataset: Path) -> Config:
+    return six_steps(debug_config, synthetic_dataset)
 
 
 @pytest.fixture

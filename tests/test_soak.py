@@ -14,7 +14,7 @@ import numpy as np
 import processes
 import pytest
 from test_checkpoints import assert_same, make_state
-from test_processes import assert_same_losses, losses, wait_for_checkpoint, with_train
+from test_processes import assert_same_losses, losses, six_steps, wait_for_checkpoint, with_train
 
 from hdvpd.config import Config
 from hdvpd.config.experiments import to_toml
@@ -26,20 +26,8 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("soak") / "data"
-    write_synthetic_dataset(path, episodes=10, steps=6, height=32, width=40, seed=0)
-    return path
-
-
-@pytest.fixture(scope="module")
-def config(debug_config: Config, dataset: Path) -> Config:
-    data = dataclasses.replace(debug_config.data, path=str(dataset))
-    train = dataclasses.replace(
-        debug_config.train, num_steps=6, batch_size=4, log_every=1, validate_every=3,
-        validation_windows=3, checkpoint_every=3, keep_checkpoints=10,
-    )  # fmt: skip
-    return dataclasses.replace(debug_config, data=data, train=train)
+def config(debug_config: Config, synthetic_dataset: Path) -> Config:
+    return six_steps(debug_config, synthetic_dataset)
 
 
 @pytest.mark.parametrize("model", ["TinyModel", "Model"])
