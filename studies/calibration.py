@@ -71,7 +71,7 @@ def tasks(settings: CalibrationSettings) -> Iterator[tuple[str, Error | None, Dr
 
 def _for_error(error: Error, seed: int, number: int, k: int) -> Draw:
     kind = KINDS[k % len(KINDS)]
-    if error.late or error.truth == "joint":
+    if (error.late and kind == "simulated") or error.truth == "joint":
         kind = "analytic"  # the others cannot show it
     cameras = 3 if k % 3 == 2 and kind == "analytic" else 2
     return draw(

@@ -183,7 +183,7 @@ def write(
       path: new folder.
       draw: what it is like.
       damage: given an episode's number and arrays, returns them with the error.
-      late: frames by which the first camera's images are late; only in analytic ones.
+      late: frames by which the first camera's images are late; not in simulated ones.
       shared: folder of the simulated data set that others are taken from.
     """
     if draw.kind == "analytic":
@@ -198,7 +198,7 @@ def write(
     if draw.kind == "simulated":
         source = sources.simulated(shared)
     else:
-        recorded = [episode(draw, number, {}) for number in range(draw.episodes)]
+        recorded = [episode(draw, number, {"cam0": late}) for number in range(draw.episodes)]
         source = sources.imported(recorded, draw.cameras, draw.step_s, path.with_name("imported"))
     sources.rewrite(source, path, draw.cameras, draw.episodes, draw.model, sensed)
 

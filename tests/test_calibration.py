@@ -715,6 +715,11 @@ def test_suspicious_depth_values_are_recognised():
     found = depth_values(coded, 0.001)
     assert found.sentinel_m == pytest.approx(65.535)
     assert not depth_values(coded, 1.0).plausible
+    # The end of a sensor's range, little beyond what it sees; and a wall behind a table, which is
+    # parallel to it and repeats as well.
+    clipped = np.repeat(np.random.default_rng(0).uniform(0.5, 3.2, (1, 100, 100)), 4, axis=0)
+    assert depth_values(np.where(clipped > 3.0, 4.0, clipped), 1.0).sentinel_m == 4.0
+    assert depth_values(np.where(clipped > 2.0, 2.5, 1.9), 1.0).sentinel_m is None
     holes = wall.copy()
     holes[:, :10], holes[:, 10:30] = np.nan, -1
     found = depth_values(holes, 1.0)

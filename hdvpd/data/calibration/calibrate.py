@@ -25,6 +25,7 @@ from hdvpd.data.remote import require_local
 
 TOLERANCE = 1e-6
 """Corrections that differ by more between moments are not one correction."""
+CODED = "a code for invalid depth"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +111,19 @@ def corrections_of(report: Report) -> tuple[Corrections, str]:
             f"episodes {listed} differ from the others, so that no single correction holds: "
             "import them apart, or leave them out"
         )
-    if report.found.moments is None:
+    codes = {n: c.depth.sentinel_m for n, c in report.cameras.items() if c.depth.sentinel_m}
+    if report.found.moments is None and not codes:
         return Corrections(), "no correction was found that makes the cameras agree"
-    cameras = {}
+    cameras = {n: CameraCorrection(invalid_depth_m=m, why=CODED) for n, m in codes.items()}
     for name in report.cameras:
         views = [(m.views[name], r.views[name]) for m, r in _pairs(report)]
         correction = _difference(views)
         if correction is None:
             return Corrections(), f"the correction of {name} differs from moment to moment"
         if correction.as_plain():
-            cameras[name] = dataclasses.replace(correction, why=_why(report, name))
+            code = correction.invalid_depth_m or codes.get(name)
+            why = _why(report, name) or CODED
+            cameras[name] = dataclasses.replace(correction, invalid_depth_m=code, why=why)
     lags = {n: c.shift for n, c in report.cameras.items() if c.shift and c.shift.proven}
     for name, shift in lags.items():
         found = cameras.get(name, CameraCorrection())
@@ -132,7 +136,7 @@ def corrections_of(report: Report) -> tuple[Corrections, str]:
 
 
 def _pairs(report: Report) -> list[tuple[Moment, Moment]]:
-    return list(zip(report.moments, report.found.moments or (), strict=True))
+    return list(zip(report.moments, report.found.moments or report.moments, strict=True))
 
 
 def _why(report: Report, camera: str) -> str:

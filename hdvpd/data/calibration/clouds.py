@@ -21,6 +21,7 @@ from hdvpd.basics.types import Bool, Float
 from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.views import (
     View,
+    continuing,
     nearest_around,
     silhouettes,
     surface_normals,
@@ -41,6 +42,24 @@ SCENE_M = 0.3
 
 BLUR_PX = 0.7
 """Of grey values, so that their slopes reach beyond a pixel."""
+SLOPES_PX = 1.2
+"""Width of the average of a surface's slopes."""
+TEXTURE_PX = 3.5
+"""Width of what is taken from grey values: light changes more slowly, texture faster."""
+
+
+def _central(image: Float[np.ndarray, "h w"], axis: int) -> Float[np.ndarray, "h w"]:
+    with np.errstate(invalid="ignore"):
+        return (np.roll(image, -1, axis) - np.roll(image, 1, axis)) / 2
+
+
+def _averaged(
+    image: Float[np.ndarray, "h w"], mask: Bool[np.ndarray, "h w"], width: float
+) -> Float[np.ndarray, "h w"]:
+    """Return the mean over the pixels of a mask near each, with Gaussian weights."""
+    share = scipy.ndimage.gaussian_filter(mask.astype(np.float64), width)
+    total = scipy.ndimage.gaussian_filter(np.where(mask, image, 0.0), width)
+    return total / np.maximum(share, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,23 @@ class Scan:
         return silhouettes(self.view)
 
     @functools.cached_property
+    def smooth(self) -> Bool[np.ndarray, "h w"]:
+        """Whether the surface goes on, without a step or an edge, to all pixels around each."""
+        return continuing(self.view)
+
+    @functools.cached_property
+    def inverse(self) -> tuple[Float[np.ndarray, "h w"], ...]:
+        """Inverse depth [1/m], and its slopes per row and column where the surface goes on.
+
+        Slopes are averaged: those of a noisy table would otherwise seem to hold a camera that
+        slides along it.
+        """
+        with np.errstate(divide="ignore"):
+            inverse = 1.0 / self.view.depth_m
+        slopes = (_averaged(_central(inverse, axis), self.smooth, SLOPES_PX) for axis in (0, 1))
+        return inverse, *slopes
+
+    @functools.cached_property
     def gradients(self) -> tuple[Float[np.ndarray, "h w"], ...]:
         """Blurred grey values of the image in [0, 1], and their slopes per row and column."""
         grey = self.view.rgb.mean(axis=-1, dtype=np.float64) / 255
@@ -96,6 +132,19 @@ class Scan:
         if min(grey.shape) < 2:
             return grey, np.zeros_like(grey), np.zeros_like(grey)
         return grey, np.gradient(grey, axis=0), np.gradient(grey, axis=1)
+
+    @functools.cached_property
+    def texture(self) -> tuple[Float[np.ndarray, "h w"], ...]:
+        """Grey values less those around, on surfaces that go on; and their slopes.
+
+        Light that a surface reflects to one camera more than to another changes slowly along it.
+        """
+        grey = self.view.rgb.mean(axis=-1, dtype=np.float64) / 255
+        fine, wide = (_averaged(grey, self.smooth, width) for width in (BLUR_PX, TEXTURE_PX))
+        found = np.where(self.smooth, fine - wide, 0.0)
+        if min(grey.shape) < 2:
+            return found, np.zeros_like(grey), np.zeros_like(grey)
+        return found, np.gradient(found, axis=0), np.gradient(found, axis=1)
 
     @functools.cached_property
     def shades(self) -> Float[np.ndarray, "n"]:

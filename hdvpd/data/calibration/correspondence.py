@@ -4,13 +4,13 @@ All moments of a pair of cameras are one batch. Only the nearest-point search go
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.ndimage
 
-from hdvpd.basics.types import Bool, Float, Int
+from hdvpd.basics.types import Bool, Float, Int, Shaped
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Scan
 from hdvpd.data.calibration.views import View
@@ -30,6 +30,7 @@ class Track:
       own: samples [m], sorted by moment.
       moment: of each sample.
       shades: blurred grey value of each sample.
+      strides: of each moment's samples among those of its scan; 0 without any.
     """
 
     scans: Sequence[Scan | None]
@@ -37,6 +38,16 @@ class Track:
     own: Float[np.ndarray, "n 3"]
     moment: Int[np.ndarray, "n"]
     shades: Float[np.ndarray, "n"]
+    strides: Int[np.ndarray, "m"]
+
+    def of_samples(self, what: Callable[[Scan], np.ndarray]) -> Shaped[np.ndarray, "n"]:
+        """Return for each sample what an image of its scan holds at its pixel."""
+        found = [
+            what(scan)[scan.valid][stride // 2 :: stride]
+            for scan, stride in zip(self.scans, self.strides, strict=True)
+            if scan is not None
+        ]
+        return np.concatenate([np.zeros(0), *found])
 
     def placed(self, poses: Float[np.ndarray, "m 4 4"]) -> "Track":
         """Return the same at other places."""
@@ -46,6 +57,7 @@ class Track:
 def track(views: Sequence[View], index: Indexer, max_points: int) -> Track:
     """Make the track of a camera."""
     scans, own, shades, moments = [], [np.zeros((0, 3))], [np.zeros(0)], [np.zeros(0, int)]
+    strides = np.zeros(len(views), int)
     for number, view in enumerate(views):
         scan = index.scan(view) if _seen(view) else None
         scans.append(scan)
@@ -53,9 +65,11 @@ def track(views: Sequence[View], index: Indexer, max_points: int) -> Track:
             step = -(-len(scan.points) // max_points)
             own.append(scan.points[step // 2 :: step])
             shades.append(scan.shades[step // 2 :: step])
+            strides[number] = step
             moments.append(np.full(len(own[-1]), number))
     poses = np.stack([view.camera_to_world if _seen(view) else np.eye(4) for view in views])
-    return Track(scans, poses, np.concatenate(own), np.concatenate(moments), np.concatenate(shades))
+    points, moment, grey = (np.concatenate(parts) for parts in (own, moments, shades))
+    return Track(scans, poses, points, moment, grey, strides)
 
 
 def _seen(view: View) -> bool:
@@ -75,6 +89,7 @@ class Rows:
       source: derivatives by the unknowns of the camera whose points they are.
       target: derivatives by the unknowns of the other.
       moment: of each.
+      points: that were compared, in the other's axes [m].
     """
 
     kind: str
@@ -82,6 +97,7 @@ class Rows:
     source: Float[np.ndarray, "n 9"]
     target: Float[np.ndarray, "n 9"]
     moment: Int[np.ndarray, "n"]
+    points: Float[np.ndarray, "n 3"]
 
 
 @dataclass(frozen=True)
@@ -169,11 +185,12 @@ def pair_rows(source: Track, target: Track, reach: Reach) -> tuple[list[Rows], n
     across = np.linalg.norm(points - partner - off[:, None] * normals, axis=-1)
     flat = (normals != 0).any(axis=-1) & (across <= TANGENT_FOOTPRINTS * footprints)
     some = (own, points, partner, turn, moment)
-    rows = [_distance_rows("plane", normals[flat], *(values[flat] for values in some))]
+    rows = [distance_rows("plane", normals[flat], *(values[flat] for values in some))]
     rough = [np.tile(values[~flat], (3, *[1] * (values.ndim - 1))) for values in some]
-    rows.append(_distance_rows("point", np.repeat(np.eye(3), int((~flat).sum()), axis=0), *rough))
+    rows.append(distance_rows("point", np.repeat(np.eye(3), int((~flat).sum()), axis=0), *rough))
     if reach.colours:
-        rows += _colour_rows(falls.pixels[near], source.shades[near], target, *some)
+        images = [None if scan is None else scan.gradients for scan in target.scans]
+        rows += colour_rows(falls.pixels[near], source.shades[near], target, images, *some)
     return rows, missed
 
 
@@ -198,7 +215,7 @@ def _partners(
     return near, np.concatenate(partners), np.concatenate(normals), np.concatenate(footprints)
 
 
-def _distance_rows(
+def distance_rows(
     kind: str,
     normals: Float[np.ndarray, "n 3"],
     own: Float[np.ndarray, "n 3"],
@@ -207,19 +224,22 @@ def _distance_rows(
     turn: Float[np.ndarray, "n 3 3"],
     moment: Int[np.ndarray, "n"],
 ) -> Rows:
+    """Linearise distances along the normals; points, partners and normals in the other's axes."""
     return Rows(
         kind,
         residuals=np.einsum("ni,ni->n", points - partner, normals),
         source=_derivatives(own, own, np.einsum("ni,nij->nj", normals, turn)),
         target=-_derivatives(points, partner, normals),
         moment=moment,
+        points=points,
     )
 
 
-def _colour_rows(
+def colour_rows(
     pixels: Float[np.ndarray, "n 2"],
     shades: Float[np.ndarray, "n"],
     target: Track,
+    images: Sequence[tuple[np.ndarray, ...] | None],
     own: Float[np.ndarray, "n 3"],
     points: Float[np.ndarray, "n 3"],
     _: Float[np.ndarray, "n 3"],
@@ -230,13 +250,12 @@ def _colour_rows(
     count = len(target.scans)
     values, down, right, focal = (np.zeros((len(own), *tail)) for tail in ((), (), (), (2,)))
     for k in np.unique(moment):
-        scan, mine = target.scans[k], moment == k
-        if scan is None:
+        scan, found, mine = target.scans[k], images[k], moment == k
+        if scan is None or found is None:
             continue
         at = [pixels[mine, 1] - 0.5, pixels[mine, 0] - 0.5]
         values[mine], down[mine], right[mine] = (
-            scipy.ndimage.map_coordinates(image, at, order=1, mode="nearest")
-            for image in scan.gradients
+            scipy.ndimage.map_coordinates(image, at, order=1, mode="nearest") for image in found
         )
         focal[mine] = np.diagonal(scan.view.intrinsics)[:2]
     enough = np.bincount(moment, minlength=count)[moment] > limits.MIN_SHARED_POINTS
@@ -250,7 +269,8 @@ def _colour_rows(
     derivatives[:, 6:8] = 0.0  # the other's depth has no part in where points fall
     source = _derivatives(own, own, np.einsum("ni,nij->nj", slopes, turn))
     residuals = theirs / spread - ours / own_spread
-    yield Rows("colour", residuals[enough], source[enough], derivatives[enough], moment[enough])
+    parts = (residuals, source, derivatives, moment, points)
+    yield Rows("colour", *(values[enough] for values in parts))
 
 
 def _standard(values: np.ndarray, moment: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

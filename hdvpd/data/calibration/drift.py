@@ -14,6 +14,7 @@ import numpy as np
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.clouds import Indexer
+from hdvpd.data.calibration.refinement import FEW_POINTS, refine
 from hdvpd.data.calibration.registration import Change, Fit, changed, register
 from hdvpd.data.calibration.signals import clearly_more
 from hdvpd.data.calibration.sliding import slid
@@ -39,9 +40,10 @@ def with_drift(moments: Sequence[Moment], evidence: Evidence, index: Indexer) ->
     gates = np.maximum(GATES_M, NEAR_SPACINGS * max(p.spacing_m for p in agreeing)).tolist()
     still = register(few, dict.fromkeys(names, ()), index, max_points=POINTS, gates=gates)
     fit = _best(few, names, gates, index)
-    if fit is None or not clearly_more(
-        still.costs, fit.costs, BETTER * max(float(still.costs.mean()), 1.0)
-    ):
+    if fit is None:
+        return evidence
+    still, fit = (refine(few, found, index, FEW_POINTS) for found in (still, fit))
+    if not clearly_more(still.costs, fit.costs, BETTER * max(float(still.costs.mean()), 1.0)):
         return evidence
     pairs = tuple(
         dataclasses.replace(pair, drift_m=_drift(few, pair.cameras, fit.changes))

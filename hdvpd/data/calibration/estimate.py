@@ -14,8 +14,8 @@ from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence, measure
 from hdvpd.data.calibration.clouds import Indexer
+from hdvpd.data.calibration.refinement import FEW_POINTS, refine
 from hdvpd.data.calibration.registration import (
-    FINAL_M,
     KINDS,
     LAST_M,
     QUICK_M,
@@ -36,6 +36,8 @@ NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
 SCREENING_POINTS, FULL_POINTS = 300, 500
 SCREENED, FULL = 4, 8
 """Moments on which explanations are compared, and on which the chosen one is estimated."""
+AFTER_POINTS = 1500
+"""Points of an image by which it is judged whether a correction helps."""
 MENDED = 0.8
 """Share of the cost that may be left by a number that explains anything."""
 COARSE_PIXELS = 1200
@@ -95,21 +97,37 @@ def _among(
     if not usable:
         return None
     usable = _by_robot(usable, some(moments, ROBOT_MOMENTS), index)
-    best = min(usable, key=lambda fit: float(fit.costs.mean()))
-    equal = sorted((f for f in usable if not clearly_worse(f, best)), key=_freedom)
-    more = some(moments, FULL)
-    # Where only samples are compared, they are up to their spacing apart.
     spacing = max(p.spacing_m for p in evidence.pairs if p.status != "unproven")
-    gates = np.maximum(FINAL_M, NEAR_SPACINGS * spacing).tolist()
-    for fit in equal[:2]:
-        full = register(
+    # Where only samples are compared, they are up to their spacing apart.
+    gates = np.maximum(LAST_M, NEAR_SPACINGS * spacing).tolist()
+    more = some(moments, FULL)
+    for fit in (equal := _equal(usable, some(moments, SCREENED), index))[:2]:
+        near = register(
             more, fit.free, index, max_points=FULL_POINTS, gates=gates, start=fit.changes
         )
-        after = measure(full.apply(moments), index)
+        full = refine(more, near, index)
+        after = measure(full.apply(moments), index, AFTER_POINTS)
         if _helps(evidence, after, full):
             others = (f for f in equal if f is not fit and _freedom(f) == _freedom(fit))
             return Estimate(full, tuple(others), after)
     return None
+
+
+def _equal(fits: Sequence[Fit], moments: Sequence[Moment], index: Indexer) -> list[Fit]:
+    """Keep the fits that none beats, the simplest first.
+
+    Explanations of different kinds are told apart between pixels only: a camera that is moved along
+    its axis looks much like one whose depth is scaled.
+    """
+
+    def unbeaten(among: Sequence[Fit]) -> list[Fit]:
+        best = min(among, key=lambda fit: float(fit.costs.mean()))
+        return sorted((f for f in among if not clearly_worse(f, best)), key=_freedom)
+
+    first = unbeaten(fits)
+    if len({_freedom(fit) for fit in first}) == 1:
+        return first
+    return unbeaten([refine(moments, fit, index, FEW_POINTS) for fit in first])
 
 
 def _candidates(

@@ -106,8 +106,11 @@ def depth_findings(camera: str, depth: DepthValues, unit_m: float) -> Iterator[F
     else:
         yield Finding("depth", "pass", numbers)
     if depth.sentinel_m is not None:
-        text = f"many pixels hold exactly {depth.sentinel_m:.5g} m, far beyond all others: "
-        yield Finding("depth", "note", text + "a code for 'invalid'? Store 0 there.")
+        text = (
+            f"many pixels hold exactly {depth.sentinel_m:.5g} m, beyond all others: a code for "
+            "invalid depth, or where the sensor's range ends; store 0 there"
+        )
+        yield Finding("depth", "fail", text)
     if depth.nan + depth.negative > 0:
         text = f"{100 * (depth.nan + depth.negative):.1f} % NaN, infinite or negative: read as 0"
         yield Finding("depth", "note", text)

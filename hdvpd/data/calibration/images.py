@@ -48,7 +48,7 @@ def depth_values(stored: Shaped[np.ndarray, "f h w"], unit_m: float) -> DepthVal
     values = stored.astype(np.float64) * unit_m
     finite = np.isfinite(values)
     good = values[finite & (np.where(finite, values, 0) > 0)]
-    code = sentinel(good, values.size)
+    code = sentinel(good, values.size) or _code_of_frames(values)
     good = good if code is None else good[good != code]
     low, median, high = np.percentile(good, [1, 50, 99]) if good.size else (0.0, 0.0, 0.0)
     return DepthValues(
@@ -63,6 +63,14 @@ def depth_values(stored: Shaped[np.ndarray, "f h w"], unit_m: float) -> DepthVal
     )
 
 
+def _code_of_frames(values: Float[np.ndarray, "f h w"]) -> float | None:
+    """Return the code for "invalid" that most frames have alone: what stands still repeats."""
+    codes = [sentinel(frame[np.isfinite(frame) & (frame > 0)], frame.size) for frame in values]
+    found = {code for code in codes if code is not None}
+    most = 2 * sum(code is not None for code in codes) > len(codes)
+    return found.pop() if most and len(found) == 1 else None
+
+
 def sentinel(valid_m: Float[np.ndarray, "n"], pixels: int) -> float | None:
     """Find a depth that is a code for "invalid".
 
@@ -71,7 +79,8 @@ def sentinel(valid_m: Float[np.ndarray, "n"], pixels: int) -> float | None:
       pixels: in all, invalid ones included.
 
     Returns:
-      The farthest depth, if many pixels hold exactly it and it lies far beyond all others.
+      The farthest depth, if many pixels hold exactly it and it lies far beyond all others; or
+      beyond them at all, where no other depth is found twice.
     """
     if not valid_m.size:
         return None
@@ -80,8 +89,11 @@ def sentinel(valid_m: Float[np.ndarray, "n"], pixels: int) -> float | None:
     if same.sum() < limits.SENTINEL_SHARE * pixels:
         return None
     others = valid_m[~same]
-    # A wall may be flat and far; a code lies far beyond everything.
+    # A wall may be flat and far; a code lies far beyond everything. But an image with a surface
+    # that is parallel to it has others whose depths repeat, too: floors before walls, tables.
     beyond = not others.size or farthest > 2 * others.max()
+    if not beyond and farthest > limits.SENTINEL_GAP * others.max():
+        beyond = len(np.unique(others)) > limits.SENTINEL_DISTINCT * others.size
     return float(farthest) if beyond else None
 
 

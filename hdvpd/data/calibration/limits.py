@@ -14,10 +14,10 @@ of a hand's breadth."""
 P95_SPACINGS = 3.0
 """The same in the spacing of the compared pixels (large images are thinned), where that is more:
 at edges only the distance to the nearest sample is known. Exact data have about 1."""
-DRIFT_M = 0.008
+DRIFT_M = 0.006
 """How far registration may move a camera's points as another sees them: cameras that stand right
-move by a third of a pixel, and good hand-eye calibrations are within a few millimetres."""
-DRIFT_SPACINGS = 0.7
+move by a fifth of a pixel at most, and good hand-eye calibrations are within a few millimetres."""
+DRIFT_SPACINGS = 0.45
 """The same in the spacing of the compared pixels, where that is more."""
 FRONT_M = 0.02
 """A point of one camera this far in front of what another camera sees contradicts it: that camera
@@ -65,6 +65,9 @@ VALID_SHARE = 0.05
 """With fewer valid pixels a camera gives no particles to speak of."""
 SENTINEL_SHARE = 0.005
 """Share of pixels with exactly the same, farthest depth that makes it a code for 'invalid'."""
+SENTINEL_GAP, SENTINEL_DISTINCT = 1.1, 0.5
+"""By how much such a depth exceeds all others at least, and the share of these that are distinct,
+where it is not twice as far."""
 CENTER_OFFSET = 0.15
 """Principal point off the image's centre, in image sizes; lenses stay below 0.05."""
 ASPECT = 0.02

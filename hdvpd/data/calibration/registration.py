@@ -11,11 +11,12 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from hdvpd.basics.types import Float, Int
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration.clouds import Indexer
 from hdvpd.data.calibration.correspondence import UNKNOWNS, Reach, Rows, Track, pair_rows, track
 from hdvpd.data.calibration.views import Moment, View
@@ -29,8 +30,7 @@ PRIOR = np.array([0.3] * 3 + [0.3] * 3 + [0.5, 0.2, 0.5])
 GATES_M = (*np.geomspace(0.25, 0.04, 20).tolist(), 0.04, 0.04, 0.04)
 """Largest distance of a point from its partner, iteration by iteration [m]."""
 QUICK_M, LAST_M = (*np.geomspace(0.25, 0.05, 7).tolist(), 0.04), (0.06, 0.05, 0.04, 0.04)
-FINAL_M = (0.05, 0.04, 0.03, 0.025, 0.02, 0.02, 0.02)
-"""The same for a first look, for cameras that stand nearly right, and for their last place."""
+"""The same for a first look, and for cameras that stand nearly right."""
 FLOORS = {"plane": 1e-3, "point": 3e-3, "colour": 0.1}
 """Least scatter of each kind of distance: to planes [m], to samples without one [m], and between
 colours [standard deviations of the grey value]."""
@@ -163,13 +163,13 @@ def register(
     """
     names = list(free)
     changes = {name: (start or {}).get(name, Change()) for name in names}
-    mask = np.concatenate([_mask(free[name]) for name in names])
+    mask = free_unknowns(free)
     tracks: dict[str, Track] = {}
     built: dict[str, Change] = {}
     before, error = np.nan, np.zeros(len(mask))
-    rows = _Compared([], np.zeros(len(moments), int))
+    rows = Compared([], np.zeros(len(moments), int))
     for number, gate in enumerate((*gates, gates[-1])):
-        _update(tracks, built, moments, changes, index, max_points)
+        update_tracks(tracks, built, moments, changes, index, max_points)
         rows = _compare(tracks, names, Reach(gate, gate < COLOURED_M))
         distances = rows.residuals("plane", "point")
         if number == 0:
@@ -192,13 +192,13 @@ def register(
         errors={n: error[UNKNOWNS * k : UNKNOWNS * (k + 1)] for k, n in enumerate(names)},
         before_m=before,
         after_m=float(np.median(np.abs(distances))) if len(distances) else np.nan,
-        costs=_costs(rows),
+        costs=costs_of(rows),
         points=len(distances),
     )
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """All rows of an iteration, with the two cameras of each; and samples without a partner."""
 
     found: Sequence[tuple[str, str, Rows]]
@@ -209,8 +209,13 @@ class _Compared:
         found = [rows.residuals for _, _, rows in self.found if rows.kind in kinds]
         return np.concatenate(found) if found else np.zeros(0)
 
+    def scatter(self, kind: str, least: float) -> float:
+        """Return the scatter of a kind of distances, robustly, or the least one."""
+        residuals = np.abs(self.residuals(kind))
+        return max(1.4826 * float(np.median(residuals)), least) if len(residuals) else least
 
-def _update(
+
+def update_tracks(
     tracks: dict[str, Track],
     built: dict[str, Change],
     moments: Sequence[Moment],
@@ -233,7 +238,7 @@ def _update(
             built[name] = change
 
 
-def _compare(tracks: Mapping[str, Track], free: Sequence[str], reach: Reach) -> _Compared:
+def _compare(tracks: Mapping[str, Track], free: Sequence[str], reach: Reach) -> Compared:
     found: list[tuple[str, str, Rows]] = []
     missed = np.zeros(len(next(iter(tracks.values())).scans), int)
     for a, b in itertools.permutations(tracks, 2):
@@ -241,14 +246,16 @@ def _compare(tracks: Mapping[str, Track], free: Sequence[str], reach: Reach) -> 
             rows, without = pair_rows(tracks[a], tracks[b], reach)
             found += [(a, b, r) for r in rows]
             missed += without
-    return _Compared(found, missed)
+    return Compared(found, missed)
 
 
-def _costs(rows: _Compared) -> Float[np.ndarray, "m"]:
+def costs_of(
+    rows: Compared, scales: Mapping[str, float] = MappingProxyType(COST_SCALES)
+) -> Float[np.ndarray, "m"]:
     """Return the robust mean distance by moment; samples without a partner count as far."""
     count = len(rows.missed)
     total = np.zeros(count)
-    for kind, scale in COST_SCALES.items():
+    for kind, scale in scales.items():
         mine = [r for _, _, r in rows.found if r.kind == kind and len(r.residuals)]
         if not mine:
             continue
@@ -261,25 +268,50 @@ def _costs(rows: _Compared) -> Float[np.ndarray, "m"]:
     return total
 
 
-def _mask(kinds: Sequence[str]) -> np.ndarray:
-    mask = np.zeros(UNKNOWNS, bool)
-    for kind in kinds:
-        mask[list(KINDS[kind])] = True
-    return mask
+def free_unknowns(free: Mapping[str, tuple[str, ...]]) -> Bool[np.ndarray, "u"]:
+    """Say which of the cameras' unknowns, one camera after the other, are free."""
+    mask = np.zeros((len(free), UNKNOWNS), bool)
+    for camera, kinds in zip(mask, free.values(), strict=True):
+        for kind in kinds:
+            camera[list(KINDS[kind])] = True
+    return mask.ravel()
 
 
 def _solve(
-    rows: _Compared, names: Sequence[str], mask: np.ndarray, gate: float
+    rows: Compared, names: Sequence[str], mask: np.ndarray, gate: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the Gauss-Newton step and the standard errors, 0 where nothing is free."""
-    size, count = len(mask), len(rows.missed)
     scales = {}
     for kind, least in FLOORS.items():
         floor = max(least, COARSE[kind] * (gate - GATES_M[-1]))
-        residuals = np.abs(rows.residuals(kind))
-        scales[kind] = max(1.4826 * float(np.median(residuals)), floor) if len(residuals) else floor
+        scales[kind] = rows.scatter(kind, floor)
+    moments = [r.moment for _, _, r in rows.found]
+    step, error = solve(rows, names, mask, scales, moments, len(rows.missed))
+    # What stands still is seen at the same pixels at all moments: they are not independent.
+    return step, ALIKE * error
+
+
+def solve(
+    rows: Compared,
+    names: Sequence[str],
+    mask: Bool[np.ndarray, "u"],
+    scales: Mapping[str, float],
+    groups: Sequence[Int[np.ndarray, "_"]],
+    count: int,
+) -> tuple[Float[np.ndarray, "u"], Float[np.ndarray, "u"]]:
+    """Return the Gauss-Newton step, and standard errors from the scatter over groups of rows.
+
+    Args:
+      rows: linearised distances.
+      names: cameras with unknowns.
+      mask: which of these are free.
+      scales: of each kind of distance, beyond which it loses weight (Tukey).
+      groups: of each row, for each of the rows' parts; groups are independent of each other.
+      count: number of groups.
+    """
+    size = len(mask)
     hessian, gradients = np.zeros((size, size)), np.zeros((count, size))
-    for a, b, r in rows.found:
+    for (a, b, r), group in zip(rows.found, groups, strict=True):
         share = 1 - np.square(r.residuals / (4.685 * scales[r.kind]))
         weights = np.square(np.maximum(share, 0.0)) / scales[r.kind] ** 2
         parts = [(names.index(n) * UNKNOWNS, p) for n, p in ((a, r.source), (b, r.target))
@@ -290,15 +322,13 @@ def _solve(
                 hessian[k : k + UNKNOWNS, j : j + UNKNOWNS] += weighted.T @ second
             weighted *= r.residuals[:, None]
             for column in np.flatnonzero(mask[k : k + UNKNOWNS]):
-                gradients[:, k + column] += np.bincount(r.moment, weighted[:, column], count)
+                gradients[:, k + column] += np.bincount(group, weighted[:, column], count)
     total = gradients.sum(axis=0)
     prior = np.diag(1 / np.square(np.tile(PRIOR, len(names))))
-    inner = np.ix_(mask, mask)
-    inverse = np.linalg.inv((hessian + prior)[inner])
+    inverse = np.linalg.inv((hessian + prior)[np.ix_(mask, mask)])
     step, error = np.zeros(size), np.zeros(size)
     step[mask] = -inverse @ total[mask]
     each = gradients[:, mask] - total[mask] / count
     spread = inverse @ (each.T @ each) @ inverse * count / max(count - 1, 1)
-    # What stands still is seen at the same pixels at all moments: they are not independent.
-    error[mask] = ALIKE * np.sqrt(np.maximum(np.diag(spread), np.diag(inverse) * 0.05))
+    error[mask] = np.sqrt(np.maximum(np.diag(spread), np.diag(inverse) * 0.05))
     return step, error

@@ -18,6 +18,10 @@ SLOPE_LIMIT = 6.0
 """Depth step to the next pixel, in pixel footprints, beyond which a surface is taken to end. A
 surface seen at 80 degrees from its normal steps by 5.7 footprints."""
 
+BEND_FOOTPRINTS = 2.0
+"""Bends beyond which a surface is taken to end, in pixel footprints."""
+BEND_USUAL = 4.0
+"""Bends that an image has anyway, by its noise, in multiples of the median one."""
 
 PATH_REACH = 3
 """Frames before and after a moment at which the robot is known."""
@@ -183,6 +187,35 @@ def silhouettes(view: View) -> Bool[np.ndarray, "h w"]:
     # Across three pixels the steps of a steep surface add up.
     with np.errstate(invalid="ignore"):
         return farthest - nearest > 2 * SLOPE_LIMIT * view.pixel_angle * nearest
+
+
+def continuing(view: View) -> Bool[np.ndarray, "h w"]:
+    """Say for every pixel whether the surface goes on to all of the 3x3 pixels around it.
+
+    Planes are linear in inverse depth, so that its second differences, as depth, are what a surface
+    bends: it ends where they exceed a footprint, and what the noise of the image makes likely.
+    """
+    depth = view.depth_m
+    found = np.zeros(depth.shape, bool)
+    if min(depth.shape) < 3:
+        return found
+    middle = depth[1:-1, 1:-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = 1.0 / depth
+        around = (
+            (inverse[1:-1, 2:], inverse[1:-1, :-2]),
+            (inverse[2:, 1:-1], inverse[:-2, 1:-1]),
+            (inverse[2:, 2:], inverse[:-2, :-2]),
+            (inverse[2:, :-2], inverse[:-2, 2:]),
+        )
+        bends = [np.abs(a + b - 2 / middle) * middle**2 for a, b in around]
+    known = np.isfinite(bends).all(axis=0)
+    if not known.any():
+        return found
+    usual = float(np.median(np.stack(bends)[:, known]))
+    limit = np.maximum(BEND_FOOTPRINTS * view.pixel_angle * middle, BEND_USUAL * usual)
+    found[1:-1, 1:-1] = known & (np.stack(bends) <= limit).all(axis=0)
+    return found
 
 
 def surface_normals(view: View, points: Float[np.ndarray, "h w 3"]) -> Float[np.ndarray, "h w 3"]:

@@ -1,0 +1,205 @@
+"""Where cameras stand to a small part of a pixel: the last step of a registration.
+
+Nearest samples are a pixel apart and their normals are differences across two pixels; what is
+learnt from them is biased by a part of a pixel. Here points are laid on the surface between the
+pixels of the other image: inverse depth is linear in the image of a plane. Only pixels around which
+the surface goes on take part, in both images. float64.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hdvpd.data.calibration import limits
+from hdvpd.data.calibration.clouds import Indexer, Scan
+from hdvpd.data.calibration.correspondence import (
+    UNKNOWNS,
+    Rows,
+    Track,
+    colour_rows,
+    distance_rows,
+    fall,
+)
+from hdvpd.data.calibration.registration import (
+    Change,
+    Compared,
+    Fit,
+    costs_of,
+    free_unknowns,
+    solve,
+    update_tracks,
+)
+from hdvpd.data.calibration.views import Moment
+from hdvpd.basics.types import Bool, Float, Int
+
+GATES_M = (0.03, 0.02, *[0.015] * 13)
+"""Largest distance of a point from the surface, iteration by iteration [m]."""
+SIGMAS = 4.0
+"""The same in the scatter of the distances, where that is more."""
+SMALL = 1e-4
+"""A step of this many radians and metres is the last."""
+FLOORS = {"plane": 5e-4, "colour": 0.3}
+"""Least scatter of distances [m] and of grey values [standard deviations]."""
+COST_SCALES = {"plane": 0.002, "colour": 0.2}
+POINTS, FEW_POINTS = 3000, 1000
+"""Of each image: to say where a camera stands, and to compare explanations."""
+PLACE_M = 0.1
+"""What lies within a cube of this side is seen with one common error [m]."""
+ALIKE = 3.0
+"""True errors in the scatter over places (docs/calibration.md measures it)."""
+
+
+def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int = POINTS) -> Fit:
+    """Bring what a registration found to a part of a pixel, and say how well it is known.
+
+    Args:
+      moments: what was seen.
+      fit: is nearly right.
+      index: keeps what was made of the images.
+      max_points: of each image that are laid on another's surface.
+
+    Returns:
+      The fit with other changes; its errors are from the scatter over places in the world, its
+      costs from distances between pixels. The same fit if cameras share too little for that.
+    """
+    names = list(fit.free)
+    changes = dict(fit.changes)
+    mask = free_unknowns(fit.free)
+    tracks: dict[str, Track] = {}
+    built: dict[str, Change] = {}
+    error = np.zeros(len(mask))
+    rows = Compared([], np.zeros(len(moments), int))
+    for gate in GATES_M:
+        update_tracks(tracks, built, moments, changes, index, max_points)
+        # What cuts the noise off leaves the camera where it is.
+        rows = _compare(tracks, names, max(gate, SIGMAS * rows.scatter("plane", 0.0)))
+        if len(rows.residuals("plane")) < limits.MIN_SHARED_POINTS:
+            return fit
+        if not mask.any():
+            break
+        step, error = _solve(rows, tracks, names, mask)
+        changes = {
+            n: changes[n].moved(step[UNKNOWNS * k : UNKNOWNS * (k + 1)])
+            for k, n in enumerate(names)
+        }
+        if np.abs(step).max() < SMALL:
+            break
+    distances = np.abs(rows.residuals("plane"))
+    return dataclasses.replace(
+        fit,
+        changes=changes,
+        errors={n: error[UNKNOWNS * k : UNKNOWNS * (k + 1)] for k, n in enumerate(names)},
+        after_m=float(np.median(distances)),
+        costs=costs_of(rows, COST_SCALES),
+        points=len(distances),
+    )
+
+
+def _solve(
+    rows: Compared, tracks: Mapping[str, Track], names: Sequence[str], mask: Bool[np.ndarray, "u"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Gauss-Newton step and the standard errors."""
+    scales = {kind: rows.scatter(kind, least) for kind, least in FLOORS.items()}
+    places = []
+    for _, b, r in rows.found:
+        poses = tracks[b].poses[r.moment]
+        places.append(np.einsum("nij,nj->ni", poses[:, :3, :3], r.points) + poses[:, :3, 3])
+    cubes = np.floor(np.concatenate(places) / PLACE_M).astype(np.int64)
+    size = np.ptp(cubes, axis=0) + 1
+    _, groups = np.unique(
+        np.ravel_multi_index(tuple((cubes - cubes.min(axis=0)).T), tuple(size)), return_inverse=True
+    )
+    ends = np.cumsum([len(found) for found in places])[:-1]
+    step, error = solve(rows, names, mask, scales, np.split(groups, ends), int(groups.max()) + 1)
+    return step, ALIKE * error
+
+
+def _compare(tracks: Mapping[str, Track], free: Sequence[str], gate: float) -> Compared:
+    found: list[tuple[str, str, Rows]] = []
+    missed = np.zeros(len(next(iter(tracks.values())).scans), int)
+    for a, b in itertools.permutations(tracks, 2):
+        if a in free or b in free:
+            rows, without = between_pixels(tracks[a], tracks[b], gate)
+            found += [(a, b, r) for r in rows]
+            missed += without
+    return Compared(found, missed)
+
+
+def between_pixels(
+    source: Track, target: Track, gate: float
+) -> tuple[list[Rows], Int[np.ndarray, "m"]]:
+    """Compare the samples of one camera with the surface between the pixels of another.
+
+    Args:
+      source: whose samples.
+      target: whose surface.
+      gate: largest distance [m].
+
+    Returns:
+      Rows of distances and of grey values, and how many samples by moment fall on a surface that
+      goes on there and are farther from it.
+    """
+    falls, relative = fall(source, target)
+    used = falls.inside & (source.of_samples(lambda scan: scan.smooth) > 0)
+    implicit, slopes = np.full(len(used), np.nan), np.zeros((len(used), 3))
+    ends = np.searchsorted(source.moment, np.arange(len(target.scans) + 1))
+    for k, scan in enumerate(target.scans):
+        at = ends[k] + np.flatnonzero(used[ends[k] : ends[k + 1]])
+        if scan is not None and len(at):
+            implicit[at], slopes[at] = _surface(scan, falls.points[at], falls.pixels[at])
+    steep = np.linalg.norm(slopes, axis=1)
+    off = implicit / np.maximum(steep, 1e-9)
+    off /= (noise := _noise(source.own[:, 2], falls.points[:, 2]))
+    count = len(target.scans)
+    known = np.isfinite(off)
+    # Points farther behind the surface are hidden by it.
+    near = known & (np.abs(off) < gate)
+    missed = np.bincount(source.moment[known & ~near & (off < limits.BEHIND_M)], minlength=count)
+    own, points, moment = source.own[near], falls.points[near], source.moment[near]
+    if not len(own):
+        return [], missed
+    normals = slopes[near] / steep[near, None]
+    partner = points - (off * noise)[near, None] * normals
+    turn = relative[moment, :3, :3]
+    some = (own, points, partner, turn, moment)
+    rows = [distance_rows("plane", normals / noise[near, None], *some)]
+    images = [None if scan is None else scan.texture for scan in target.scans]
+    texture = source.of_samples(lambda scan: scan.texture[0])
+    rows += colour_rows(falls.pixels[near], texture[near], target, images, *some)
+    return rows, missed
+
+
+def _noise(own: Float[np.ndarray, "n"], seen: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    """Return how much more noise distances have than typical ones: depth has it by its square."""
+    farther = np.maximum(own, seen)
+    return np.square(farther / np.median(farther)) if len(farther) else farther
+
+
+def _surface(
+    scan: Scan, points: Float[np.ndarray, "n 3"], pixels: Float[np.ndarray, "n 2"]
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n 3"]]:
+    """Return how much less the inverse depth of points is than that seen there, and its gradient.
+
+    NaN where the surface ends. Positive is behind the surface.
+    """
+    height, width = scan.view.depth_m.shape
+    inverse, down, right = scan.inverse
+    x, y = pixels[:, 0] - 0.5, pixels[:, 1] - 0.5
+    column = np.clip(np.floor(x).astype(np.int64), 0, width - 2)
+    row = np.clip(np.floor(y).astype(np.int64), 0, height - 2)
+    a, b = x - column, y - row
+    corners = np.stack([inverse[row + i, column + j] for i in (0, 1) for j in (0, 1)])
+    near_column, near_row = np.clip(np.floor(pixels).astype(np.int64), 0, [width - 1, height - 1]).T
+    good = scan.smooth[near_row, near_column] & np.isfinite(corners).all(axis=0)
+    top_left, top_right, low_left, low_right = np.where(good, corners, 1.0)
+    top, low = top_left + a * (top_right - top_left), low_left + a * (low_right - low_left)
+    right, down = right[near_row, near_column], down[near_row, near_column]
+    depth = points[:, 2]
+    focal = np.diagonal(scan.view.intrinsics)[:2]
+    right, down = right * focal[0] / depth, down * focal[1] / depth
+    slopes = np.stack(
+        [right, down, -(right * points[:, 0] + down * points[:, 1]) / depth + 1 / depth**2], axis=1
+    )
+    return np.where(good, top + b * (low - top) - 1 / depth, np.nan), slopes
