@@ -16,7 +16,7 @@ P95_SPACINGS = 3.0
 at edges only the distance to the nearest sample is known. Exact data have about 1."""
 DRIFT_M = 0.006
 """How far registration may move a camera's points as another sees them: cameras that stand right
-move by a quarter of a pixel at most, and good hand-eye calibrations are within a few millimetres."""
+move by a quarter of a pixel at most, good hand-eye calibrations are within a few millimetres."""
 DRIFT_SPACINGS = 0.45
 """The same in the spacing of the compared pixels, where that is more."""
 FRONT_M = 0.02

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, Scan
 from hdvpd.data.calibration.correspondence import (
@@ -32,7 +33,6 @@ from hdvpd.data.calibration.registration import (
     update_tracks,
 )
 from hdvpd.data.calibration.views import Moment
-from hdvpd.basics.types import Bool, Float, Int
 
 GATES_M = (0.03, 0.02, *[0.015] * 13)
 """Largest distance of a point from the surface, iteration by iteration [m]."""
