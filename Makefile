@@ -3,7 +3,7 @@
 # make test    the whole test suite
 # make lint    style, formatting and types
 # make longtest  the test suite with many more repetitions of its randomised tests
-# make soak    the tests of reliability that take minutes each, at most 30 together on two cores
+# make soak    the tests of reliability that take minutes each
 # make bench   the quick benchmarks; one table in runs/bench/
 # make env     only the environment, .venv; PYTHON=python3.12 chooses the interpreter
 
