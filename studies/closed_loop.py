@@ -149,7 +149,7 @@ class _Episode:
         if self.world is not None:
             return self.world
         if self.name == "simulator":
-            return Simulator(self.trial, self.robot)
+            return Simulator(self.robot, self.trial)
         return (
             CarriedAlong(self.robot) if self.name == "carried along" else NothingMoves(self.robot)
         )

@@ -1,12 +1,13 @@
 """What a model's choices are compared with: the simulator, no or given motion, chance, geometry."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
-from hdvpd.basics.types import Array, Float, ParticleCloud
+from hdvpd.basics.types import Array, Float, ParticleCloud, RobotPoints
 from hdvpd.data.robot import Robot
 from hdvpd.data.simulation import scene
 from hdvpd.encoders.particles import subsample, visible_points
@@ -56,8 +57,8 @@ def _cannot_render(*_: object) -> Images:
 
 
 @dataclass(frozen=True)
-class NothingMoves:
-    """Predicts that every particle stays where it is.
+class AbstractControl(ABC):
+    """Predicts where particles go without a model: they have no features and show no images.
 
     Attributes:
       robot: that the plans are of.
@@ -73,106 +74,109 @@ class NothingMoves:
         chunk: int = 1,
         features: bool = True,
     ) -> Future:
-        """Repeat the particles of the last observed step; see `World.rollout`."""
+        """Predict particles without features; see `World.rollout`."""
         del chunk, features
         targets = np.asarray(joint_targets, np.float64)
-        shape, now = targets.shape[:-1], state.current
-
-        def repeated(x: Array) -> np.ndarray:
-            return np.broadcast_to(np.asarray(x), (*shape, *np.shape(x)))
-
+        batch, (steps, joints) = targets.shape[:-2], targets.shape[-2:]
+        robot, now = self.robot.points(targets), state.current
+        mask = np.asarray(now.mask)
+        plans = zip(
+            targets.reshape(-1, steps, joints),
+            np.asarray(robot.positions).reshape(-1, steps, *robot.positions.shape[-2:]),
+            np.asarray(robot.gripper).reshape(-1, steps, robot.gripper.shape[-1]),
+            strict=True,
+        )
+        places = np.stack([
+            self.places(state, plan, RobotPoints(positions, gripper))
+            for plan, positions, gripper in plans
+        ])  # fmt: skip
+        shape = (*batch, steps, len(mask))
         return Future(
             start=state,
             clouds=ParticleCloud(
-                repeated(now.positions),
-                repeated(np.asarray(now.features)[:, :0]),
-                repeated(now.mask),
+                places.reshape(*shape, 3), np.zeros((*shape, 0), np.float32),
+                np.broadcast_to(mask, shape),
             ),
-            robot=self.robot.points(targets),
+            robot=robot,
             joint_targets=targets,
             kinematics=self.robot,
             render_cloud=_cannot_render,
-        )
+        )  # fmt: skip
+
+    @abstractmethod
+    def places(
+        self, state: State, targets: Float[np.ndarray, "s j"], points: RobotPoints
+    ) -> Float[np.ndarray, "s n 3"]:
+        """Say where the particles of a state are after every step of one plan [m].
+
+        Args:
+          state: to start from.
+          targets: the plan.
+          points: kinematic points at its targets, axes (s).
+        """
 
 
 @dataclass(frozen=True)
-class CarriedAlong:
+class NothingMoves(AbstractControl):
+    """Predicts that every particle stays where it is."""
+
+    def places(
+        self, state: State, targets: Float[np.ndarray, "s j"], points: RobotPoints
+    ) -> Float[np.ndarray, "s n 3"]:
+        """Repeat the particles."""
+        del points
+        return _repeated(state, len(targets))
+
+
+@dataclass(frozen=True)
+class CarriedAlong(AbstractControl):
     """Predicts that particles near the robot go along with it, and that nothing else moves.
 
     Nothing of it is learned (`evaluation.controls.carry_particles`).
-
-    Attributes:
-      robot: that the plans are of.
     """
 
-    robot: Robot
-
-    def rollout(
-        self,
-        state: State,
-        joint_targets: Float[Array, "*batch j"],
-        *,
-        chunk: int = 1,
-        features: bool = True,
-    ) -> Future:
-        """Carry the particles of the last observed step; see `World.rollout`."""
-        future = NothingMoves(self.robot).rollout(
-            state, joint_targets, chunk=chunk, features=features
-        )
-        planned = future.robot.positions.shape
-        plans = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(planned) - 3 :]), future.robot)
+    def places(
+        self, state: State, targets: Float[np.ndarray, "s j"], points: RobotPoints
+    ) -> Float[np.ndarray, "s n 3"]:
+        """Carry the particles along."""
+        del targets
         bare = [
             dataclasses.replace(cloud, features=np.asarray(cloud.features)[:, :0])
             for cloud in (state.previous, state.current)
         ]
-        paths = []
-        for plan in range(len(plans.positions)):
-            robot = jax.tree.map(lambda a, b, k=plan: np.concatenate([a, b[k]]), state.robot, plans)
-            paths.append(np.asarray(carry_particles(*bare, robot).positions))
-        positions = np.stack(paths).reshape(np.shape(future.clouds.positions))
-        return dataclasses.replace(
-            future, clouds=dataclasses.replace(future.clouds, positions=positions)
-        )
+        robot = jax.tree.map(lambda a, b: np.concatenate([a, b]), state.robot, points)
+        return np.asarray(carry_particles(*bare, robot).positions)
 
 
 @dataclass(frozen=True)
-class Simulator:
+class Simulator(AbstractControl):
     """Predicts what the simulator will do to the object: the upper bound of every model.
+
+    Particles on the object go along with it, the others stay. Those of a plan that cannot be
+    executed, because the arms touch, are NaN.
 
     Attributes:
       trial: as it stands in the state that is rolled out.
-      robot: that the plans are of.
     """
 
     trial: Trial
-    robot: Robot
 
-    def rollout(
-        self,
-        state: State,
-        joint_targets: Float[Array, "*batch j"],
-        *,
-        chunk: int = 1,
-        features: bool = True,
-    ) -> Future:
-        """Execute each plan; particles on the object go along with it, the others stay.
-
-        The particles of a plan that cannot be executed, because the arms touch, are NaN.
-        """
-        future = NothingMoves(self.robot).rollout(
-            state, joint_targets, chunk=chunk, features=features
-        )
-        positions = np.array(future.clouds.positions, np.float64)
-        plans = np.asarray(joint_targets, np.float64).reshape(-1, *np.shape(joint_targets)[-2:])
+    def places(
+        self, state: State, targets: Float[np.ndarray, "s j"], points: RobotPoints
+    ) -> Float[np.ndarray, "s n 3"]:
+        """Execute the plan."""
+        del points
+        places = np.array(_repeated(state, len(targets)), np.float64)
         rows = object_rows(state, self.trial.place)
-        local = _moved(np.linalg.inv(self.trial.object_to_world), positions.reshape(
-            -1, *positions.shape[-2:])[0, rows])  # fmt: skip
-        of_plan = positions.reshape(len(plans), -1, *positions.shape[-2:])
-        for plan, targets in zip(of_plan, plans, strict=True):
-            poses = self.trial.execute(targets)
-            plan[:, rows] = np.nan if poses is None else [_moved(pose, local) for pose in poses]
-        clouds = dataclasses.replace(future.clouds, positions=of_plan.reshape(positions.shape))
-        return dataclasses.replace(future, clouds=clouds)
+        local = _moved(np.linalg.inv(self.trial.object_to_world), places[0, rows])
+        poses = self.trial.execute(targets)
+        places[:, rows] = np.nan if poses is None else [_moved(pose, local) for pose in poses]
+        return places
+
+
+def _repeated(state: State, steps: int) -> Float[np.ndarray, "s n 3"]:
+    now = np.asarray(state.current.positions)
+    return np.broadcast_to(now, (steps, *now.shape))
 
 
 def _moved(pose: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -145,7 +145,7 @@ def test_the_simulator_plans_what_it_then_does(world, state, trial):
     space = skill(trial, robot, HORIZON, trial.object_to_world[:3, 3])
     goal = trial.object_to_world[:2, 3] - [0.0, 0.05 * np.sign(trial.object_to_world[1, 3])]
     cost = GoalPlace(trial.place, (*goal, np.nan))
-    plan = Planner(Simulator(trial, robot), cost, space, ICEM(6), 1).plan(state, rng)
+    plan = Planner(Simulator(robot, trial), cost, space, ICEM(6), 1).plan(state, rng)
     poses = trial.execute(plan.joint_targets.astype(np.float64))
     rows = state.current.mask & trial.place(np.asarray(state.current.positions))
     seen = np.asarray(state.current.positions, np.float64)[rows]

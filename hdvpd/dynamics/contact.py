@@ -98,7 +98,10 @@ class PointEdges(nnx.Module):
 class ContactTokens(nnx.Module):
     """The part of a particle's token that is about touching."""
 
-    def __init__(self, dim: int, feature_dim: int, identity_dim: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self, dim: int, feature_dim: int, identity_dim: int, backend: Backend, *, rngs: nnx.Rngs
+    ):
+        self.backend: Backend = backend
         self.edges = PointEdges(dim, identity_dim, rngs=rngs)
         self.history = Mlp(2 * (1 + feature_dim) + 3, _HIDDEN, dim, rngs=rngs)
 
@@ -120,8 +123,7 @@ class ContactTokens(nnx.Module):
         """
         parts = []
         for slice_, cloud in enumerate(clouds):
-            told = explanations(cloud, clouds[1 - slice_], carried_m[slice_])
-            parts.append(
-                self.history(jnp.asarray(told)) + self.edges(cloud, robot, slice_, identity)
-            )
+            told = explanations(cloud, clouds[1 - slice_], carried_m[slice_], self.backend)
+            edges = self.edges(cloud, robot, slice_, identity, self.backend)
+            parts.append(self.history(jnp.asarray(told)) + edges)
         return jnp.concatenate(parts)

@@ -103,7 +103,7 @@ class Tokens(nnx.Module):
         self.point = Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
         self.carried = Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
         self.contact = (
-            ContactTokens(dim, config.feature_dim, _POINT_EMBEDDING_DIM, rngs=rngs)
+            ContactTokens(dim, config.feature_dim, _POINT_EMBEDDING_DIM, config.knn, rngs=rngs)
             if config.contact
             else None
         )

@@ -7,7 +7,7 @@ the surface goes on take part, in both images. float64.
 """
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,6 +27,7 @@ from hdvpd.data.calibration.registration import (
     Change,
     Compared,
     Fit,
+    compare,
     costs_of,
     free_unknowns,
     solve,
@@ -74,7 +75,8 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
     for gate in GATES_M:
         update_tracks(tracks, built, moments, changes, index, max_points)
         # What cuts the noise off leaves the camera where it is.
-        rows = _compare(tracks, names, max(gate, SIGMAS * rows.scatter("plane", 0.0)))
+        widest = max(gate, SIGMAS * rows.scatter("plane", 0.0))
+        rows = compare(tracks, names, functools.partial(between_pixels, gate=widest))
         if len(rows.residuals("plane")) < limits.MIN_SHARED_POINTS:
             return fit
         if not mask.any():
@@ -114,17 +116,6 @@ def _solve(
     ends = np.cumsum([len(found) for found in places])[:-1]
     step, error = solve(rows, names, mask, scales, np.split(groups, ends), int(groups.max()) + 1)
     return step, ALIKE * error
-
-
-def _compare(tracks: Mapping[str, Track], free: Sequence[str], gate: float) -> Compared:
-    found: list[tuple[str, str, Rows]] = []
-    missed = np.zeros(len(next(iter(tracks.values())).scans), int)
-    for a, b in itertools.permutations(tracks, 2):
-        if a in free or b in free:
-            rows, without = between_pixels(tracks[a], tracks[b], gate)
-            found += [(a, b, r) for r in rows]
-            missed += without
-    return Compared(found, missed)
 
 
 def between_pixels(

@@ -8,8 +8,9 @@ nearest points is used, or scipy's. float64.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -170,7 +171,8 @@ def register(
     rows = Compared([], np.zeros(len(moments), int))
     for number, gate in enumerate((*gates, gates[-1])):
         update_tracks(tracks, built, moments, changes, index, max_points)
-        rows = _compare(tracks, names, Reach(gate, gate < COLOURED_M))
+        reach = Reach(gate, gate < COLOURED_M)
+        rows = compare(tracks, names, functools.partial(pair_rows, reach=reach))
         distances = rows.residuals("plane", "point")
         if number == 0:
             before = float(np.median(np.abs(distances))) if len(distances) else np.nan
@@ -238,12 +240,23 @@ def update_tracks(
             built[name] = change
 
 
-def _compare(tracks: Mapping[str, Track], free: Sequence[str], reach: Reach) -> Compared:
+def compare(
+    tracks: Mapping[str, Track],
+    free: Sequence[str],
+    rows_of: Callable[[Track, Track], tuple[Iterable[Rows], Int[np.ndarray, "m"]]],
+) -> Compared:
+    """Compare every camera with every other, as long as one of the two may change.
+
+    Args:
+      tracks: of all cameras.
+      free: cameras that may change.
+      rows_of: from source and target to rows, and samples without a partner by moment.
+    """
     found: list[tuple[str, str, Rows]] = []
     missed = np.zeros(len(next(iter(tracks.values())).scans), int)
     for a, b in itertools.permutations(tracks, 2):
         if a in free or b in free:
-            rows, without = pair_rows(tracks[a], tracks[b], reach)
+            rows, without = rows_of(tracks[a], tracks[b])
             found += [(a, b, r) for r in rows]
             missed += without
     return Compared(found, missed)
