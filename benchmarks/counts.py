@@ -145,14 +145,21 @@ def tokens(particles: int, points: int, width: int, features: int, octaves: int)
 
 
 def carried(particles: int, points: int, motions: int) -> Need:
-    """Return the need of a softmax over kinematic points and the motions that it averages."""
+    """Return the need of a softmax over kinematic points and the rigid motions that it fits."""
     pairs = particles * points
-    return need(
-        products=pairs * 2.0 * (4 + motions),
-        others=pairs * (8 + 3),
-        read=3 * particles + (3 + motions) * points,
-        written=particles * (1 + motions),
+    moments = 18  # of middle, motion, their cross product and the middle's outer product
+    fit = need(
+        products=pairs * 2.0 * (4 + moments * motions),
+        others=pairs * (8 + 3) + particles * 110 * motions,
+        read=3 * (1 + motions) * points,
+    ).forward
+    # Of the plan and of which points are near, a training needs no gradient.
+    moved = need(
+        others=particles * 40 * motions,
+        read=3 * particles,
+        written=particles * (1 + 3 * motions),
     )
+    return Need(fit + moved.forward, fit + moved.both)
 
 
 def global_attention(rows: int, width: int, heads: int) -> Need:

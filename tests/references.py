@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+from scipy.spatial.transform import Rotation
 
 from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.attention.learned.rwgnk import LearnedRwgnk
@@ -173,10 +174,27 @@ def carried_motion(positions: Array, start: Array, end: Array) -> tuple[Array, A
     motion, reach = [], []
     for position in positions:
         squared = ((start - position) ** 2).sum(1)
-        share = np.exp(-(squared - squared.min()) / 0.05**2)
+        share = np.exp(-(squared - squared.min()) / 0.07**2)
+        before, after, turn = fitted_motion(share / share.sum(), start, end)
+        moved = after + turn @ (position - before) - position
         reach.append(np.exp(-((np.sqrt(squared.min()) / 0.12) ** 4)))
-        motion.append(reach[-1] * (share / share.sum()) @ (end - start))
+        motion.append(reach[-1] * moved)
     return np.array(motion), np.array(reach)
+
+
+def fitted_motion(weights: Array, start: Array, end: Array) -> tuple[Array, Array, Array]:
+    """Return the centroids and the rotation between two sets of weighted points, by rows."""
+    before, after = weights @ start, weights @ end
+    middle = ((start - before) + (end - after)) / 2
+    moved = (end - after) - (start - before)
+    rows, right = [2 * 0.003 * np.eye(3)], [np.zeros(3)]
+    for weight, r, d in zip(weights, middle, moved, strict=True):
+        rows.append(2 * np.sqrt(weight) * np.cross(np.eye(3), -r))
+        right.append(np.sqrt(weight) * d)
+    g = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)[0]
+    size = max(np.linalg.norm(g), 1e-99)
+    turn = Rotation.from_rotvec(2 * np.arctan(size) * g / size)
+    return before, after, turn.as_matrix()
 
 
 def fourier_features(position: Array, num_frequencies: int) -> Array:

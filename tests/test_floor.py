@@ -12,8 +12,9 @@ import scenes
 from flax import nnx
 
 from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.dynamics.carrying import carried_motion
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.tokens import ReadOut, Tokens, carried_motion
+from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.encoders.unet import UNet
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.render.compositing import composite
@@ -112,7 +113,7 @@ def carried():
         cloud = ParticleCloud(positions, zeros(ROWS, 1), np.ones(ROWS, bool))
         return carried_motion(cloud, robot(), 1)
 
-    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 3)
+    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 1)
 
 
 def read_out():

@@ -8,16 +8,12 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
+from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.touching import surroundings, touched, went_along
 
 _POINT_EMBEDDING_DIM = 16
-# Motion of the robot per step is centimetres: in this unit it is of order one.
-_MOTION_SCALE_M = 0.05
-# A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
-_CARRY_BANDWIDTH_M = 0.05
-_CARRY_REACH_M = 0.12
 # Evidence that is worth one unit of the gate's logit.
 _EVIDENCE_UNIT_M = 0.001
 # What is near the skeleton is the robot's where no motion has told yet.
@@ -33,53 +29,6 @@ _SHARE_MARGIN = 1e-4
 _LEARNED = 5.0
 # Numbers that the read-out is told of touching, beside a token.
 _TOLD = 4
-
-
-def carry_weights(
-    positions: Float[Array, "n 3"], points: Float[Array, "p 3"], reach_m: float = _CARRY_REACH_M
-) -> Float[Array, "n p"]:
-    """Say how much each kinematic point of the robot could carry each particle.
-
-    Args:
-      positions: particles [m].
-      points: kinematic points of the same time step [m].
-      reach_m: where to let go [m].
-
-    Returns:
-      softmax_p(-(d / 5 cm)^2), which picks the nearest points, times exp(-(min d / reach)^4), which
-      with a reach of 12 cm is flat on the robot's surface and lets go of everything else.
-    """
-    squared = jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
-    nearest = squared.min(axis=1, keepdims=True)
-    reach = jnp.exp(-((nearest / reach_m**2) ** 2))
-    # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
-    # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
-    return jax.nn.softmax((nearest - squared) / _CARRY_BANDWIDTH_M**2, axis=1) * reach
-
-
-def carried_motion(
-    cloud: ParticleCloud,
-    robot: RobotPoints,
-    slice_: int,
-    *,
-    until: int = 2,
-    reach_m: float = _CARRY_REACH_M,
-) -> Float[Array, "n 4"]:
-    """Return where the skeleton at each particle's place goes until t, and its reach [m].
-
-    Args:
-      cloud: particles of slice 0 (t - 2) or 1 (t - 1).
-      robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
-      slice_: which of the two.
-      until: another slice instead of t, 2.
-      reach_m: see `carry_weights`.
-
-    Returns:
-      The displacement [m], and the weights' sum times 5 cm, so that both are of one scale.
-    """
-    weights = carry_weights(cloud.positions, robot.positions[slice_], reach_m)
-    motion = weights @ (robot.positions[until] - robot.positions[slice_])
-    return jnp.concatenate([motion, _MOTION_SCALE_M * weights.sum(1, keepdims=True)], axis=1)
 
 
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
@@ -131,7 +80,7 @@ class Tokens(nnx.Module):
                 carried_motion(cloud, robot, slice_)
                 for slice_, cloud in enumerate((previous, current))
             ]
-            scene += self.carried(jnp.concatenate(motion) / _MOTION_SCALE_M)
+            scene += self.carried(jnp.concatenate(motion) / MOTION_SCALE_M)
         if self.contact is not None:
             clouds = previous, current
             between = [
@@ -154,7 +103,7 @@ class Tokens(nnx.Module):
 
     def _point_features(self, robot: RobotPoints) -> Float[JaxArray, "u d"]:
         """Identity, gripper opening and displacement to the same point at t."""
-        displacement = (robot.positions[-1:] - robot.positions) / _MOTION_SCALE_M
+        displacement = (robot.positions[-1:] - robot.positions) / MOTION_SCALE_M
         identity = jnp.broadcast_to(
             self.point_embedding[...][None],
             (*robot.positions.shape[:2], _POINT_EMBEDDING_DIM),
@@ -227,13 +176,13 @@ class ReadOut(nnx.Module):
         told = [
             jnp.tanh(history),
             touch.share,
-            jnp.tanh(touch.gap_m / _MOTION_SCALE_M),
+            jnp.tanh(touch.gap_m / MOTION_SCALE_M),
             touch.opening,
         ]
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-        raw *= carried_motion(current, robot, 1, reach_m=_REACH_M)[:, 3:] / _MOTION_SCALE_M
+        raw *= carried_motion(current, robot, 1, reach_m=_REACH_M)[:, 3:] / MOTION_SCALE_M
         learned = _LEARNED * jnp.tanh(raw[:, -2:] / _LEARNED)
         carried_m = carried_motion(current, robot, 1)[:, :3]
         share = jnp.clip(touch.share, _SHARE_MARGIN, 1 - _SHARE_MARGIN)

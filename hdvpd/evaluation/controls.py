@@ -14,8 +14,8 @@ from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.dynamics.base import Change
+from hdvpd.dynamics.carrying import carried_motion
 from hdvpd.dynamics.rollout import rollout
-from hdvpd.dynamics.tokens import carried_motion
 
 # Enough to find a near pose (docs/evaluation.md), few enough to read from a large data set.
 _MAX_LENDERS = 64
@@ -51,7 +51,7 @@ def carry_particles(
 ) -> ParticleCloud:
     """Carry particles along with the robot's skeleton: the kinematics-only control.
 
-    Every particle goes wholly along with the skeleton at its place (`tokens.carried_motion`); no
+    Every particle goes wholly along with the skeleton at its place (`carrying.carried_motion`); no
     parameter is used and nothing else moves.
 
     Args:

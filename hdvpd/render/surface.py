@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from hdvpd.basics.geometry import solve_3x3
 from hdvpd.basics.types import Array, Bool, Float, Int
 from hdvpd.render.rays import Samples
 
@@ -36,16 +37,15 @@ def light_stopped(
     A point that moves by du is followed by the centroid, by 2 C du / bandwidth^2: along a surface
     altogether, beyond its edge less. So along a ray of direction u, c - q changes by -v dt with
     v = u - 2 C u / bandwidth^2, and the exponential is P exp(-(t - t_0)^2 / l^2) with
-    l = (v^T M^-1 v)^-1/2. With it the optical depth of an interval is known in closed form, however
-    few samples there are; that of the whole sheet is D = sqrt(pi) P l sigma. An opaque sheet stops
-    light at its front, before the surface. So it is drawn behind, at
-    t_0 + l erfinv(1 - 2 ln 2 / D): half of the light passes t_0 (where more than half passes the
-    whole sheet, it stays).
+    l = (v^T M^-1 v)^-1/2. Every crossing stops what a straight one does, however long its way in
+    the sheet, so that a round body is no wider than it is: the density is sigma h / l, the optical
+    depth of the whole sheet D = sqrt(pi) P h sigma, and that of an interval known in closed form.
+    The sheet is drawn behind, at t_0 + l erfinv(1 - 2 ln 2 / D): half of the light passes t_0.
 
     Args:
-      density: sigma, per metre.
+      density: sigma, per metre, of a straight crossing.
       positions: particles [m].
-      samples: points in space with the intervals that they stand for; they carry no gradient.
+      samples: points with the intervals that they stand for; they carry no gradient.
       indices: neighbours of every query.
       found: which of them exist.
       bandwidth: of the weights [m]; about the distance from a particle to the next.
@@ -68,7 +68,7 @@ def light_stopped(
     beside = center - ahead[:, None] * approach
     peak = jnp.exp(-jnp.sum(beside * solve_3x3(matrix, beside), axis=-1))
     width = jax.lax.rsqrt(slant)
-    optical_depth = jnp.sqrt(jnp.pi) * thickness * width * peak * density
+    optical_depth = jnp.sqrt(jnp.pi) * thickness * peak * density
     half = jnp.clip(2 * jnp.log(2.0) / jnp.maximum(optical_depth, 1.0), _TINY_SHARE, 1.0)
     middle = ahead / width + jax.scipy.special.erfinv(1.0 - half)
     start, end = (x / (thickness * width) - middle for x in (samples.before, samples.after))
@@ -87,27 +87,3 @@ def _neighborhood(
     center = jnp.einsum("qk,qki->qi", weights, offsets)
     around = offsets - center[:, None]
     return center, jnp.einsum("qk,qki,qkj->qij", weights, around, around)
-
-
-def solve_3x3(matrix: Float[Array, "q 3 3"], vector: Float[Array, "q 3"]) -> Float[Array, "q 3"]:
-    """Solve 3x3 systems by Cramer's rule; for well-conditioned matrices, and much faster than LU.
-
-    Args:
-      matrix: M.
-      vector: v.
-
-    Returns:
-      M^-1 v.
-    """
-    first, second, third = matrix[:, :, 0], matrix[:, :, 1], matrix[:, :, 2]
-    across = jnp.cross(second, third)
-    determinant = jnp.sum(first * across, axis=-1)
-    solution = jnp.stack(
-        [
-            jnp.sum(vector * across, axis=-1),
-            jnp.sum(first * jnp.cross(vector, third), axis=-1),
-            jnp.sum(first * jnp.cross(second, vector), axis=-1),
-        ],
-        axis=-1,
-    )
-    return solution / determinant[:, None]

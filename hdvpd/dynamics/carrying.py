@@ -1,0 +1,135 @@
+"""Where the robot's skeleton takes what is on it.
+
+Beyond the papers (`model.carry`). The kinematic points near a particle say how their links move;
+the rigid motion that fits theirs best takes the particle along. Lengths are metres.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from hdvpd.basics.geometry import solve_3x3
+from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints, pytree
+
+MOTION_SCALE_M = 0.05
+"""Motion of the robot per step is centimetres: in this unit it is of order one."""
+# A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
+_BANDWIDTH_M = 0.07
+_REACH_M = 0.12
+# Points on a line tell no turn about it; those that are farther from it than this do.
+_BESIDE_M = 0.003
+
+
+@pytree
+class RigidMotion:
+    """One rigid motion per particle: x goes to `after` + R (x - `before`).
+
+    Attributes:
+      turn: axis times tan(angle / 2) of R, without unit.
+      before: a place before the motion [m].
+      after: where it goes [m].
+    """
+
+    turn: Float[Array, "n 3"]
+    before: Float[Array, "n 3"]
+    after: Float[Array, "n 3"]
+
+    def displacement(self, positions: Float[Array, "n 3"]) -> Float[JaxArray, "n 3"]:
+        """Return by how much the motions displace positions, one each [m]."""
+        arm = positions - self.before
+        across = jnp.cross(self.turn, arm)
+        square = jnp.sum(self.turn**2, axis=-1, keepdims=True)
+        turned = 2.0 * (across + jnp.cross(self.turn, across)) / (1.0 + square)
+        return jnp.asarray(self.after - self.before + turned)
+
+
+def rigid_motion(
+    weights: Float[Array, "n p"], start: Float[Array, "p 3"], end: Float[Array, "p 3"]
+) -> RigidMotion:
+    """Fit a rigid motion to that of points, for every row of weights.
+
+    With r the mean of a point's place before and after, each from its weighted centroid, and d the
+    difference of the two, a turn by g = axis tan(angle / 2) has d = 2 g x r exactly (Cayley), so g
+    is a linear least-squares problem; the smallest turn where the points do not tell.
+
+    Args:
+      weights: of the points, in sum 1.
+      start: points before the motion [m].
+      end: points after it [m].
+    """
+    origin = jax.lax.stop_gradient(start.mean(axis=0))
+    middle, moved = (start + end) / 2 - origin[None], end - start
+    outer = middle[:, :, None] * middle[:, None]
+    told = [middle, moved, jnp.cross(middle, moved), outer.reshape(-1, 9)]
+    center, shift, moment, spread = jnp.split(
+        weights @ jnp.concatenate(told, axis=1), [3, 6, 9], axis=1
+    )
+    spread = spread.reshape(-1, 3, 3) - center[:, :, None] * center[:, None]
+    across = jnp.trace(spread, axis1=1, axis2=2)[:, None, None] + _BESIDE_M**2
+    turn = solve_3x3(2.0 * (across * jnp.eye(3)[None] - spread), moment - jnp.cross(center, shift))
+    center += origin[None]
+    return RigidMotion(turn=turn, before=center - shift / 2, after=center + shift / 2)
+
+
+def motion_nearby(
+    positions: Float[Array, "n 3"], start: Float[Array, "p 3"], end: Float[Array, "p 3"]
+) -> RigidMotion:
+    """Return the motion of the skeleton at each particle's place.
+
+    The points weigh softmax_p(-(d / 7 cm)^2), which picks the nearest ones. Which they are has no
+    gradient; where they go has.
+
+    Args:
+      positions: particles [m].
+      start: kinematic points of the same time step [m].
+      end: the same points at another time [m].
+    """
+    squared = _squared_distances(*jax.lax.stop_gradient((positions, start)))
+    # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
+    # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
+    nearer = (squared.min(axis=1, keepdims=True) - squared) / _BANDWIDTH_M**2
+    return rigid_motion(jax.nn.softmax(nearer, axis=1), start, end)
+
+
+def reached(
+    positions: Float[Array, "n 3"], points: Float[Array, "p 3"], reach_m: float = _REACH_M
+) -> Float[JaxArray, "n 1"]:
+    """Say how far particles are within the robot's reach: exp(-(min d / reach)^4).
+
+    With a reach of 12 cm it is flat on the robot's surface and lets go of everything else.
+    """
+    nearest = _squared_distances(positions, points).min(axis=1, keepdims=True)
+    return jnp.exp(-((nearest / reach_m**2) ** 2))
+
+
+def carried_motion(
+    cloud: ParticleCloud,
+    robot: RobotPoints,
+    slice_: int,
+    *,
+    until: int = 2,
+    reach_m: float = _REACH_M,
+) -> Float[JaxArray, "n 4"]:
+    """Return where the skeleton at each particle's place takes it until t, and its reach [m].
+
+    Args:
+      cloud: particles of slice 0 (t - 2) or 1 (t - 1).
+      robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+      slice_: which of the two.
+      until: another slice instead of t, 2.
+      reach_m: where to let go [m].
+
+    Returns:
+      The displacement [m], which fades with the reach, and the reach times 5 cm, so that both are
+      of one scale.
+    """
+    positions = jnp.asarray(cloud.positions)
+    start, end = robot.positions[slice_], robot.positions[until]
+    reach = reached(positions, start, reach_m)
+    moved_m = reach * motion_nearby(positions, start, end).displacement(positions)
+    return jnp.concatenate([moved_m, MOTION_SCALE_M * reach], axis=1)
+
+
+def _squared_distances(
+    positions: Float[Array, "n 3"], points: Float[Array, "p 3"]
+) -> Float[JaxArray, "n p"]:
+    return jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
