@@ -23,6 +23,7 @@ from hdvpd.data.calibration.wording import all_findings, diagnosis_lines
 from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.store import Dataset
 from studies.calibration_sets import ERRORS, Arrays, Draw, Error, draw, write
+from studies.calibration_sources import simulated
 from studies.outputs import make_folder, table, write_csv
 from studies.settings import CalibrationSettings
 
@@ -34,6 +35,9 @@ KINDS = ("analytic", "simulated", "analytic", "imported", "analytic")
 def main(out: Path, settings: CalibrationSettings) -> None:
     """Run what is missing, and write the table of what there is."""
     make_folder(out)
+    if any(drawn.kind == "simulated" for _, _, drawn in tasks(settings)):
+        # Before anything reads a robot model: MuJoCo chooses its renderer when it is imported.
+        simulated(out / "simulated")
     for name, error, drawn in tasks(settings):
         file = out / f"{name}.json"
         mark = out / f"{name}.running"

@@ -250,8 +250,7 @@ def shared_points(source: Surface, target: Surface, max_points: int) -> SharedPo
     Returns:
       The unhidden points inside the target's image where it has valid depth.
     """
-    step = -(-len(source.points) // max_points)
-    points = source.points[step // 2 :: step]
+    points = source.every(-(-len(source.own.points) // max_points))
     pixels, depth = project(points, target.view)
     row, column, inside = locate(pixels, target.view)
     seen = target.view.depth_m[row, column]

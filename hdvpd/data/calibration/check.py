@@ -132,7 +132,8 @@ def check(
     moments = sample.moments
     evidence = with_drift(moments, measure(moments, index), index)
     sound = all(evidence.status(name) == "pass" for name in dataset.cameras)
-    shifts = {name: robot_shift(moments, name, index) for name in dataset.cameras}
+    skeleton = dataset.robot.skeleton
+    shifts = {name: robot_shift(moments, name, index, skeleton) for name in dataset.cameras}
     world = world_proofs(moments, index)
     found = explain(
         moments,
@@ -140,7 +141,6 @@ def check(
         index,
         Arm(dataset.robot, joint_axes(read_robot(dataset.path))),
         late=any(shift is not None and shift.proven for shift in shifts.values()),
-        mirrored=world is not None and world.mirrored is not None,
     )
     leads = _leads(sample.series)
     workspace = _suggest_workspace(sample) if sound else None
@@ -170,7 +170,9 @@ def _findings(
 ) -> Iterator[Finding]:
     """Judge the data set as a whole."""
     yield from _episode_findings(found, len(sample.episodes))
-    yield from proof_findings.world_findings(world)
+    yield from proof_findings.world_findings(
+        world, displaced=bool(found.robot) and found.evidence is not None
+    )
     yield from proof_findings.robot_fit_findings(found, evidence)
     yield from findings.clock_findings(sample.dataset)
     yield from findings.robot_array_findings(sample)

@@ -17,7 +17,7 @@ import scipy.ndimage
 from scipy.spatial import KDTree
 
 from hdvpd.basics.errors import UserError, how_to_install
-from hdvpd.basics.types import Bool, Float
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import Backend
 from hdvpd.data.calibration.views import (
     View,
@@ -187,6 +187,10 @@ class Indexer:
             self._kept.popitem(last=False)
         return found
 
+    def apart(self) -> "Indexer":
+        """Return another that keeps its own scans: for views that are looked at only once."""
+        return Indexer(self.make)
+
 
 @dataclass(frozen=True)
 class Surface:
@@ -212,10 +216,28 @@ class Surface:
             return surface_normals(self.view, self._placed(self.own.image))[self.own.valid]
         return self.own.normals @ self.view.camera_to_world[:3, :3].T
 
-    @property
-    def footprints(self) -> Float[np.ndarray, "n"]:
-        """Width of the pixel behind each sample [m]."""
-        return self.own.footprints
+    def every(self, step: int) -> Float[np.ndarray, "n 3"]:
+        """Return every so many of the samples in the world [m]."""
+        return self._placed(self.own.points[step // 2 :: step])
+
+    def nearest(
+        self, queries: Float[np.ndarray, "q 3"]
+    ) -> tuple[Float[np.ndarray, "q"], Float[np.ndarray, "q"], Int[np.ndarray, "q"]]:
+        """Find the nearest sample of points in the world.
+
+        Returns:
+          Distance from it, from its plane (NaN where that is unknown) [m], and its number.
+        """
+        points, normals, search = self.own.points, self.own.normals, self.own.search
+        if self._rigid:  # distances are the same in the camera's axes, where all is known
+            rotation, center = self.view.camera_to_world[:3, :3], self.view.camera_to_world[:3, 3]
+            queries = (queries - center) @ rotation
+        else:
+            points, normals, search = self.points, self.normals, self.search
+        distance, index = search(queries)
+        normal = normals[index]
+        off_plane = np.abs(np.einsum("qi,qi->q", queries - points[index], normal))
+        return distance, np.where((normal != 0).any(axis=1), off_plane, np.nan), index
 
     @property
     def front(self) -> Float[np.ndarray, "h w"]:
@@ -309,12 +331,9 @@ def surface_distance(queries: Float[np.ndarray, "q 3"], surface: Surface) -> Flo
     """
     if not len(queries):
         return np.zeros(0)
-    distance, index = surface.search(queries)
-    normals = surface.normals[index]
-    off_plane = np.abs(np.einsum("qi,qi->q", queries - surface.points[index], normals))
+    distance, off_plane, index = surface.nearest(queries)
     beside = np.sqrt(np.maximum(distance**2 - off_plane**2, 0.0))
-    known = (normals != 0).any(axis=1)
-    flat = known & (beside <= TANGENT_FOOTPRINTS * surface.footprints[index])
+    flat = beside <= TANGENT_FOOTPRINTS * surface.own.footprints[index]
     return np.where(flat, off_plane, distance)
 
 

@@ -116,7 +116,8 @@ def _likeliest(
     """Choose the explanations worth measuring, in their order, by few points of few moments."""
     count = 2 if len(options[0]) == 1 else 1
     few = coarse(moments[:: max(len(moments) // 2, 1)][:count], GLANCE_PIXELS)
-    ranks = [_rank(measure(_without(o, few), index, GLANCE_POINTS)) for o in options]
+    own = index.apart()
+    ranks = [_rank(measure(_without(o, few), own, GLANCE_POINTS)) for o in options]
     best = sorted(range(len(options)), key=lambda k: ranks[k], reverse=True)[:GLANCED]
     return [options[k] for k in sorted(best)]
 

@@ -24,15 +24,17 @@ from hdvpd.data.calibration.registration import (
     changed,
     register,
 )
-from hdvpd.data.calibration.robot_fit import misfit
+from hdvpd.data.calibration.robot_depth import misfit
 from hdvpd.data.calibration.signals import clearly_more
 from hdvpd.data.calibration.sliding import slid
 from hdvpd.data.calibration.views import Moment, coarse, some
 
 SINGLE_KINDS = ("depth scale", "focal length", "depth offset")
 """Of one number; poses have six."""
-NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
+NUMBER_M = (0.25, 0.12, 0.06, 0.04)
 """Gates of their registration [m]."""
+NEAR_M = (0.05, 0.04)
+"""Gates of what is registered before it is refined [m]."""
 SCREENING_POINTS, FULL_POINTS = 300, 500
 SCREENED, FULL = 4, 8
 """Moments on which explanations are compared, and on which the chosen one is estimated."""
@@ -99,7 +101,7 @@ def _among(
     usable = _by_robot(usable, some(moments, ROBOT_MOMENTS), index)
     spacing = max(p.spacing_m for p in evidence.pairs if p.status != "unproven")
     # Where only samples are compared, they are up to their spacing apart.
-    gates = np.maximum(LAST_M, NEAR_SPACINGS * spacing).tolist()
+    gates = np.maximum(NEAR_M, NEAR_SPACINGS * spacing).tolist()
     more = some(moments, FULL)
     for fit in (equal := _equal(usable, some(moments, SCREENED), index))[:2]:
         near = register(

@@ -68,7 +68,6 @@ def explain(
     arm: Arm | None = None,
     *,
     late: bool = False,
-    mirrored: bool = False,
 ) -> Explanation:
     """Search for what explains that cameras do not pass.
 
@@ -78,7 +77,6 @@ def explain(
       index: makes the nearest-point search.
       arm: the robot, if it has a model.
       late: whether images of a camera are proven to be of another time: then moving things differ.
-      mirrored: whether the robot proves that the world is mirrored.
     """
     failing = any(evidence.status(name) != "pass" for name in moments[0].views)
     odd = odd_episodes(moments, index) if failing and not late else ()
@@ -90,7 +88,7 @@ def explain(
         blamed = sorted(set().union(*evidence.blamed))
         found = dataclasses.replace(found, odd_episodes=odd, odd_cameras=tuple(blamed))
     agree = not any(pair.status == "fail" for pair in evidence.pairs)
-    if arm is None or not agree or mirrored or found.evidence is not None:
+    if arm is None or not agree or found.evidence is not None:
         return found
     fits = fit_robot(moments, arm, index, far=failing)
     if not fits:
@@ -119,14 +117,18 @@ def _of_cameras(moments: Sequence[Moment], evidence: Evidence, index: Indexer) -
             diagnosis = None
         else:
             found = estimate(mended, after, index)
-            if found is None:
-                return Explanation(diagnosis=diagnosis, moments=tuple(mended), evidence=after)
-            return Explanation(
-                diagnosis=diagnosis,
-                estimate=found,
-                moments=tuple(found.fit.apply(mended)),
-                evidence=found.evidence,
-            )
+            if found is not None:
+                return Explanation(
+                    diagnosis=diagnosis,
+                    estimate=found,
+                    moments=tuple(found.fit.apply(mended)),
+                    evidence=found.evidence,
+                )
+            # What helped in a few moments may not in all.
+            helps = any(after.status(n) == "pass" != evidence.status(n) for n in moments[0].views)
+            if not helps:
+                return Explanation()
+            return Explanation(diagnosis=diagnosis, moments=tuple(mended), evidence=after)
     assert found is not None
     return Explanation(
         estimate=found, moments=tuple(found.fit.apply(moments)), evidence=found.evidence

@@ -83,6 +83,8 @@ MIN_LAG_BLOCKS = 6
 """Pieces of episodes, each longer than the motion remembers itself, that must agree on a lag."""
 MIN_LAG_MOMENTS = 4
 """Moments in which the robot moves before its places in the images are compared over time."""
+LAG_AGREEMENT = 0.75
+"""Share of the episodes in which the robot's places must speak for a lag."""
 LAG_STEPS = 0.15
 """Lags below this [frames] are none: an image resolves no less where the robot moves slowly."""
 COLOR_ANGLE = 0.05

@@ -76,8 +76,13 @@ def robot_fit_findings(found: Explanation, evidence: Evidence) -> Iterator[Findi
     yield Finding("diagnosis" if wrong else "robot", "fail" if wrong else "note", text)
 
 
-def world_findings(world: WorldProofs | None) -> Iterator[Finding]:
-    """Judge handedness and scale of the world as a whole."""
+def world_findings(world: WorldProofs | None, *, displaced: bool) -> Iterator[Finding]:
+    """Judge handedness and scale of the world as a whole.
+
+    Args:
+      world: what the robot proves.
+      displaced: whether another place of the robot explains what is seen.
+    """
     if world is None:
         text = (
             "handedness and scale are not proven: cameras agree in a mirrored or scaled world, "
@@ -85,7 +90,10 @@ def world_findings(world: WorldProofs | None) -> Iterator[Finding]:
         )
         yield Finding("world", "unproven", text)
         return
-    if world.mirrored is not None:
+    if displaced:
+        text = "handedness is not proven while the robot stands elsewhere than it is said to"
+        yield Finding("world", "unproven", text)
+    elif world.mirrored is not None:
         text = (
             f"the world is mirrored: with the images mirrored {world.mirrored} the robot is where "
             f"they show it ({-world.flips[world.mirrored]:.0f} standard errors better)"

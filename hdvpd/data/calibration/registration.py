@@ -231,7 +231,8 @@ def update_tracks(
         last = built.get(name)
         if last is None or change.inner != last.inner:
             views = [change.apply(moment.views[name]) for moment in moments]
-            tracks[name] = track(views, index, max_points)
+            stored = change.inner == Change().inner
+            tracks[name] = track(views, index if stored else index.apart(), max_points)
             built[name] = change
         else:
             tracks[name] = tracks[name].placed(

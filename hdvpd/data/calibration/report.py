@@ -23,14 +23,14 @@ from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_signals
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.robot_fit import describe_robot_fit
-from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.views import Moment, coarse
 from hdvpd.data.calibration.wording import all_findings, cells_of, diagnosis_lines, verdict_line
 from hdvpd.data.writer import write_json
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3
-WORST_MOMENTS, WORST_POINTS = 12, 500
-"""Moments among which the worst is sought, and points of an image by which."""
+WORST_MOMENTS, WORST_POINTS, WORST_PIXELS = 12, 500, 1200
+"""Moments among which the worst is sought, points of an image by which, and its least pixels."""
 COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 
 
@@ -120,6 +120,7 @@ def worst_moments(
                 dataclasses.replace(m, robot=None, views={n: m.views[n] for n in pair.cameras})
                 for m in (moments[k] for k in looked_at)
             ]
+            alone = coarse(alone, WORST_PIXELS)
             worst = [measure([m], index, WORST_POINTS).pairs[0].excess for m in alone]
             shown[pair.cameras] = looked_at[int(np.argmax(np.nan_to_num(worst)))]
     return shown

@@ -17,9 +17,19 @@ from scipy.spatial.transform import Rotation
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.clouds import Indexer, Surface, observe
+from hdvpd.data.calibration.clouds import Indexer
+from hdvpd.data.calibration.robot_depth import (
+    RADIUS_M,
+    RADIUS_SPREAD_M,
+    Seen,
+    depths,
+    differences,
+    look,
+    typical,
+)
+from hdvpd.data.calibration.robot_shape import bodies, settle
 from hdvpd.data.calibration.signals import clearly_more
-from hdvpd.data.calibration.views import Moment, locate, project, some
+from hdvpd.data.calibration.views import Moment, some
 from hdvpd.data.corrections import Corrections, JointCorrection
 from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.robot import Robot
@@ -31,10 +41,6 @@ STARTS_M = (-0.12, 0.0, 0.12)
 """Moves along each axis with which the search begins, beside none."""
 KEPT_STARTS = 3
 ROUNDS = 8
-CAP_M = 0.08
-"""Distances that differ by more are another surface's; points that nothing shows count as this."""
-RADIUS_M, RADIUS_SPREAD_M = 0.045, 0.02
-"""Distance of a point from the surface of its link before anything is seen."""
 PRIOR_BASE = np.array([0.2] * 3 + [0.15] * 3)
 PRIOR_JOINT = 0.15
 SCATTER_M = 0.01
@@ -43,7 +49,7 @@ MOMENTS = 8
 GAIN = 0.15
 """Share of the scatter that a fit must remove."""
 SIGMAS = 5.0
-SAME = 0.03
+SAME = 0.1
 """Share of the scatter by which fits may differ and still be equally good."""
 STEP_RAD = 1e-4
 
@@ -79,8 +85,8 @@ class RobotFit:
 
     pose: Float[np.ndarray, "4 4"]
     joints: Mapping[str, JointCorrection]
-    turn_deg: tuple[float, float]
-    move_m: tuple[float, float]
+    turn_deg: tuple[float, ...]
+    move_m: tuple[float, ...]
     errors: Mapping[str, float]
     before_m: float
     after_m: float
@@ -182,9 +188,10 @@ class _Problem:
         """Collect the link poses and the surfaces."""
         self.info = info
         self.links = np.stack([m.links for m in moments if m.links is not None])
-        self.middle = np.median(self._points({}, np.eye(4)).reshape(-1, 3), axis=0)
-        seen = [[observe(v, index) for v in moment.views.values()] for moment in moments]
-        self.surfaces = [[s for s in row if s is not None] for row in seen]
+        points = kinematic_points(self.links[..., :3, 3], info.skeleton)
+        self.middle = np.median(np.asarray(points).reshape(-1, 3), axis=0)
+        self.seen: list[list[Seen]] = look(moments, index)
+        self.surfaces = [[seen.surface for seen in row] for row in self.seen]
 
     def fit(
         self, joints: Mapping[str, JointCorrection], *, base: bool, far: bool = True
@@ -196,13 +203,25 @@ class _Problem:
             grid = np.array(list(itertools.product(STARTS_M, repeat=3)))
             moves = np.zeros((len(grid), size))
             moves[:, 3:6] = grid
-            costs = [_cost(self._place(x, joints, base)[0]).mean() for x in moves]
+            costs = [differences(self._place(x, joints, base)[0]).mean() for x in moves]
             best = np.argsort(costs)[:KEPT_STARTS]
             starts = np.concatenate([starts, moves[best]])
         tried = [self._refine(start, joints, base) for start in starts]
-        x, error = min(tried, key=lambda t: _cost(self._place(t[0], joints, base)[0]).mean())
-        before = _cost(self._place(np.zeros(size), joints, base)[0])
-        after = _cost(self._place(x, joints, base)[0])
+        x, error = min(tried, key=lambda t: differences(self._place(t[0], joints, base)[0]).mean())
+        found = self._described(x, error, joints, base)
+        if not found.clear:
+            return found
+        usual = np.concatenate([PRIOR_BASE[: BASE * base], [PRIOR_JOINT] * len(joints)])
+        settled = settle(lambda y: self._seen(y, joints, base), x, self.surfaces, usual)
+        better = found if settled is None else self._described(*settled, joints, base)
+        return better if better.clear else found
+
+    def _described(
+        self, x: np.ndarray, error: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
+    ) -> RobotFit:
+        """Say what unknowns and their standard errors amount to."""
+        before = differences(self._place(np.zeros(len(x)), joints, base)[0])
+        after = differences(self._place(x, joints, base)[0])
         offsets = x[BASE * base :]
         names = list(joints)
         turn = (x[:3], error[:3]) if base else (np.zeros(3), np.zeros(3))
@@ -213,16 +232,13 @@ class _Problem:
                 name: dataclasses.replace(joints[name], offset=float(o))
                 for name, o in zip(names, offsets, strict=True)
             },
-            turn_deg=(
-                float(np.rad2deg(np.linalg.norm(turn[0]))),
-                float(np.rad2deg(np.linalg.norm(turn[1]))),
-            ),
-            move_m=(float(np.linalg.norm(move[0])), float(np.linalg.norm(move[1]))),
+            turn_deg=tuple(float(np.rad2deg(np.linalg.norm(v))) for v in turn),
+            move_m=tuple(float(np.linalg.norm(v)) for v in move),
             errors=dict(zip(names, error[BASE * base :].tolist(), strict=True)),
             before_m=float(before.mean()),
             after_m=float(after.mean()),
             costs=after,
-            freedom=size,
+            freedom=len(x),
         )
 
     def _pose(self, x: np.ndarray) -> Float[np.ndarray, "4 4"]:
@@ -231,34 +247,31 @@ class _Problem:
         pose[:3, 3] = self.middle - pose[:3, :3] @ self.middle + x[3:6]
         return pose
 
-    def _points(
-        self, joints: Mapping[str, JointCorrection], pose: Float[np.ndarray, "4 4"]
-    ) -> Float[np.ndarray, "m p 3"]:
-        links = Corrections({}, pose, joints).links(self.links, self.info.links)
-        return np.asarray(kinematic_points(links[..., :3, 3], self.info.skeleton))
-
     def _place(
         self, x: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return signed distances (m, c, p), NaN where nothing is known, and their directions."""
-        points = self._moved(x, joints, base)
-        cameras = max(len(row) for row in self.surfaces)
-        away = np.full((len(points), cameras, points.shape[1]), np.nan)
-        directions = np.zeros((*away.shape, 3))
-        for m, row in enumerate(self.surfaces):
-            for c, surface in enumerate(row):
-                away[m, c], directions[m, c] = _signed(points[m], surface)
-        return away, directions
+        points, _ = self._seen(x, joints, base)
+        return depths(points, self.seen)
 
     def _moved(
         self, x: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
-    ) -> Float[np.ndarray, "m p 3"]:
-        offsets = x[BASE * base :]
+    ) -> Float[np.ndarray, "m l 4 4"]:
+        """Return the poses of the links."""
         placed = {
             name: dataclasses.replace(joint, offset=float(o))
-            for (name, joint), o in zip(joints.items(), offsets, strict=True)
+            for (name, joint), o in zip(joints.items(), x[BASE * base :], strict=True)
         }
-        return self._points(placed, self._pose(x) if base else np.eye(4))
+        pose = self._pose(x) if base else np.eye(4)
+        return Corrections({}, pose, placed).links(self.links, self.info.links)
+
+    def _seen(
+        self, x: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the points and the axes of their links (`robot_shape.Place`)."""
+        links = self._moved(x, joints, base)
+        points = np.asarray(kinematic_points(links[..., :3, 3], self.info.skeleton))
+        return points, links[:, bodies(self.info.skeleton), :3, :3]
 
     def _refine(
         self, x: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
@@ -269,16 +282,11 @@ class _Problem:
         error = np.zeros(size)
         for _ in range(ROUNDS):
             away, directions = self._place(x, joints, base)
-            points = self._moved(x, joints, base)
-            slopes = np.stack(
-                [
-                    (self._moved(x + 1e-5 * unit, joints, base) - points) / 1e-5
-                    for unit in np.eye(size)
-                ],
-                axis=-1,
-            )
+            points, _ = self._seen(x, joints, base)
+            moved = [self._seen(x + 1e-5 * unit, joints, base)[0] for unit in np.eye(size)]
+            slopes = np.stack([(other - points) / 1e-5 for other in moved], axis=-1)
             jacobian = np.einsum("mcpi,mpik->mcpk", directions, slopes)
-            radii = _radii(away)
+            radii = typical(away)
             off = away - radii
             scale = max(SCATTER_M, 1.4826 * float(np.nanmedian(np.abs(off))))
             share = np.maximum(1 - np.square(np.nan_to_num(off, nan=np.inf) / (4.685 * scale)), 0)
@@ -287,34 +295,6 @@ class _Problem:
             step, error = _solve(jacobian, off, weights, radii, x / prior**2, prior)
             x = x + step
         return x, error
-
-
-def misfit(moments: Sequence[Moment], index: Indexer) -> Float[np.ndarray, "m"]:
-    """Return by moment how much the depths of the robot's points in what is seen differ [m].
-
-    A point is equally deep inside its link at every moment and in every camera, if all stand right.
-    """
-    rows = []
-    for moment in moments:
-        seen = [observe(view, index) for view in moment.views.values()]
-        points = np.zeros((0, 3)) if moment.robot is None else moment.robot
-        nothing = np.full(len(points), np.nan)
-        rows.append([nothing if s is None else _signed(points, s)[0] for s in seen])
-    return _cost(np.array(rows))
-
-
-def _cost(away: Float[np.ndarray, "m c p"]) -> Float[np.ndarray, "m"]:
-    """Return by moment how much distances differ from the typical ones of their points [m]."""
-    off = np.minimum(np.abs(away - _radii(away)), CAP_M)
-    return np.where(np.isfinite(off), off, CAP_M).mean(axis=(1, 2))
-
-
-def _radii(away: Float[np.ndarray, "m c p"]) -> Float[np.ndarray, "p"]:
-    """Return the typical distance of each point from the surface of its link [m]."""
-    known = np.isfinite(away).any(axis=(0, 1))
-    radii = np.full(away.shape[-1], RADIUS_M)
-    radii[known] = np.nanmedian(away[..., known], axis=(0, 1))
-    return np.clip(radii, 0.0, RADIUS_M + 3 * RADIUS_SPREAD_M)
 
 
 def _solve(
@@ -350,24 +330,6 @@ def _solve(
     # What only the usual radius of links tells is known no better than that.
     variance = np.maximum(np.diag(spread), 0.25 * np.diag(inverse))[:size]
     return -(inverse @ gradient)[:size], np.sqrt(variance)
-
-
-def _signed(points: np.ndarray, surface: Surface) -> tuple[np.ndarray, np.ndarray]:
-    """Return how deep points lie inside what is seen, negative in the air, and its gradient."""
-    pixels, depth = project(points, surface.view)
-    row, column, inside = locate(pixels, surface.view)
-    front, seen = surface.front[row, column], surface.view.depth_m[row, column]
-    known = inside & (depth < front + limits.LINK_DEPTH_M)
-    away, directions = np.full(len(points), np.nan), np.zeros((len(points), 3))
-    if known.any():
-        distance, nearest = surface.search(points[known])
-        there = seen[known] > 0
-        behind = np.where(there, depth[known] > seen[known], depth[known] > front[known])
-        sign = np.where(behind, 1.0, -1.0)
-        offset = points[known] - surface.points[nearest]
-        away[known] = sign * distance
-        directions[known] = sign[:, None] * offset / np.maximum(distance, 1e-6)[:, None]
-    return away, directions
 
 
 def describe_robot_fit(fit: RobotFit) -> str:

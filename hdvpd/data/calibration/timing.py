@@ -5,6 +5,7 @@ every moment. Where the robot moves, points of another time lie elsewhere: the l
 distances of each point scatter least around their median.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ import scipy.stats
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, observe
+from hdvpd.data.calibration.robot_shape import bodies, settle
 from hdvpd.data.calibration.views import PATH_REACH, Moment, View, locate, project
+from hdvpd.data.kinematics import Skeleton
 
 STEP = 0.25
 """Lags are tried in steps of this [frames]."""
@@ -35,6 +38,7 @@ class Shift:
       moments: in which enough of the robot moves.
       gain: by how much the distances scatter less than without lag, in standard errors.
       inner: whether the best lag lies inside the search, so that it is one.
+      agreement: share of the episodes in which the distances scatter less than without lag.
     """
 
     lag: float
@@ -42,6 +46,7 @@ class Shift:
     moments: int
     gain: float
     inner: bool
+    agreement: float
 
     @property
     def decides(self) -> bool:
@@ -53,23 +58,27 @@ class Shift:
         """Whether there is a lag that is more than chance."""
         sigmas = scipy.stats.t.isf(limits.LAG_CHANCE / 10, max(self.moments - 1, 1))
         clear = abs(self.lag) > max(limits.LAG_STEPS, max(sigmas, 5.0) * self.error)
-        return bool(self.decides and clear and self.gain > 1.5)
+        agreed = self.agreement >= limits.LAG_AGREEMENT
+        return bool(self.decides and clear and agreed and self.gain > 1.5)
 
 
-def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift | None:
+def robot_shift(
+    moments: Sequence[Moment], camera: str, index: Indexer, skeleton: Skeleton
+) -> Shift | None:
     """Find the time of a camera's images by the robot in them.
 
     Args:
       moments: what was seen; those without the robot's path say nothing.
       camera: whose images.
       index: makes the nearest-point search.
+      skeleton: which links give the robot's points.
 
     Returns:
       None if the robot moves in too few moments.
     """
     lags = np.arange(-PATH_REACH, PATH_REACH + STEP / 2, STEP)
     seen = [
-        (distances, weights)
+        (moment, distances, weights)
         for moment in moments
         if moment.path is not None
         and (found := _distances(moment.views[camera], moment.path, lags, index)) is not None
@@ -77,8 +86,8 @@ def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift
     ]
     if len(seen) < limits.MIN_LAG_MOMENTS:
         return None
-    distances = np.stack([d for d, _ in seen])
-    weights = np.stack([w for _, w in seen])
+    distances = np.stack([d for _, d, _ in seen])
+    weights = np.stack([w for _, _, w in seen])
     costs = _scatter(distances, weights)
     best, inner = _vertex(lags, costs.sum(axis=0))
     each = np.array(
@@ -89,7 +98,35 @@ def robot_shift(moments: Sequence[Moment], camera: str, index: Indexer) -> Shift
     zero, at = int(np.argmin(np.abs(lags))), int(np.argmin(costs.sum(axis=0)))
     gains = costs[:, zero] - costs[:, at]
     spread = np.std(gains, ddof=1) / np.sqrt(count)
-    return Shift(best, error, count, float(gains.mean() / max(spread, 1e-12)), inner)
+    _, episode = np.unique([moment.episode for moment, _, _ in seen], return_inverse=True)
+    agreement = float((np.bincount(episode, gains) > 0).mean())
+    gain = float(gains.mean() / max(spread, 1e-12))
+    shift = Shift(best, error, count, gain, inner, agreement)
+    moved = [moment for moment, _, _ in seen]
+    return _settled(shift, moved, camera, index, skeleton) if shift.proven else shift
+
+
+def _settled(
+    shift: Shift, moments: Sequence[Moment], camera: str, index: Indexer, skeleton: Skeleton
+) -> Shift:
+    """Return a lag as all that is seen of the robot tells it; the same one if that is far away."""
+    known = [m for m in moments if m.path is not None and m.links is not None]
+    surfaces = [[s] if (s := observe(m.views[camera], index)) else [] for m in known]
+    axes = np.stack([m.links[bodies(skeleton), :3, :3] for m in known if m.links is not None])
+    splines = [_spline(m.path) for m in known if m.path is not None]
+
+    def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.stack([spline(-x[0]) for spline in splines]), axes
+
+    found = settle(place, np.array([shift.lag]), surfaces, np.ones(1))
+    if found is None or abs(found[0][0] - shift.lag) > STEP:
+        return shift
+    (lag,), (error,) = found
+    return dataclasses.replace(shift, lag=float(lag), error=float(error))
+
+
+def _spline(path: Float[np.ndarray, "f p 3"]) -> scipy.interpolate.CubicSpline:
+    return scipy.interpolate.CubicSpline(np.arange(-PATH_REACH, PATH_REACH + 1), path)
 
 
 def _distances(
@@ -100,9 +137,8 @@ def _distances(
     speed = np.linalg.norm(path[PATH_REACH + 1] - path[PATH_REACH - 1], axis=-1) / 2
     if surface is None or (speed > MIN_STEP_M).sum() < 1:
         return None
-    spline = scipy.interpolate.CubicSpline(np.arange(-PATH_REACH, PATH_REACH + 1), path)
     # An image that is late by a lag shows where the robot was that long ago.
-    points = spline(-lags).reshape(-1, 3)
+    points = _spline(path)(-lags).reshape(-1, 3)
     pixels, depth = project(points, view)
     row, column, inside = locate(pixels, view)
     front = surface.front[row, column]
