@@ -42,6 +42,8 @@ AFTER_POINTS = 1500
 """Points of an image by which it is judged whether a correction helps."""
 MENDED = 0.8
 """Share of the cost that may be left by a number that explains anything."""
+GLANCED, NEARLY = 2, 1.3
+"""Moments in which this is seen first, and what may be left in multiples of what a pose leaves."""
 COARSE_PIXELS = 1200
 """Least pixels of the thinned images on which explanations are compared."""
 NEAR_SPACINGS = 1.5
@@ -141,26 +143,26 @@ def _candidates(
     for cameras in sets:
         if len(cameras) == 1:
             (name,) = cameras
-            tried += _numbers(moments, name, index)
             seen = [other for other in poses if moments[0].views.keys() == {name, other}]
             found = _exchanged(poses[seen[0]], moments, name) if seen else None
             poses[name] = found or _pose(moments, (name,), index)
-            tried.append(poses[name])
+            tried += [*_numbers(moments, name, index, poses[name]), poses[name]]
         else:
             tried.append(_pose(moments, sorted(cameras), index))
     return [fit for fit in tried if fit.points and np.isfinite(fit.costs).all()]
 
 
-def _numbers(moments: Sequence[Moment], name: str, index: Indexer) -> list[Fit]:
-    """Fit one number of a camera; only what mends anything at a first look is looked at again."""
+def _numbers(moments: Sequence[Moment], name: str, index: Indexer, pose: Fit) -> list[Fit]:
+    """Fit one number of a camera; only what may explain as much as a pose is looked at again."""
+    few, points = moments[:GLANCED], SCREENING_POINTS // 2
     still: Mapping[str, tuple[str, ...]] = {name: ()}
-    points = SCREENING_POINTS // 2
-    first = register(moments[:2], still, index, max_points=points, gates=(0.04,))
+    first = register(few, still, index, max_points=points, gates=(0.04,))
+    most = min(MENDED * first.costs.mean(), NEARLY * pose.costs.mean())
     found = []
     for kind in SINGLE_KINDS:
         free = {name: (kind,)}
-        look = register(moments[:2], free, index, max_points=points, gates=NUMBER_M)
-        if look.points and not look.costs.mean() > MENDED * first.costs.mean():
+        look = register(few, free, index, max_points=points, gates=NUMBER_M)
+        if look.points and not look.costs.mean() > most:
             found.append(
                 register(moments, free, index, max_points=SCREENING_POINTS, gates=LAST_M,
                          start=look.changes)

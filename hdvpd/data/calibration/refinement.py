@@ -65,6 +65,8 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
       The fit with other changes; its errors are from the scatter over places in the world, its
       costs from distances between pixels. The same fit if cameras share too little for that.
     """
+    if max_points > FEW_POINTS:
+        fit = refine(moments, fit, index, FEW_POINTS)  # most of the way costs little
     names = list(fit.free)
     changes = dict(fit.changes)
     mask = free_unknowns(fit.free)
