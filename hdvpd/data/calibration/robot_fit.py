@@ -151,7 +151,7 @@ def _twist(motion: Float[np.ndarray, "4 4"]) -> Float[np.ndarray, "6"]:
 def fit_robot(
     moments: Sequence[Moment], arm: Arm, index: Indexer, *, far: bool = True
 ) -> tuple[RobotFit, ...]:
-    """Fit the base, and every joint alone, and both together.
+    """Fit the base, and every joint, each alone.
 
     Args:
       moments: what was seen, by cameras that stand right.
@@ -191,7 +191,6 @@ class _Problem:
         points = kinematic_points(self.links[..., :3, 3], info.skeleton)
         self.middle = np.median(np.asarray(points).reshape(-1, 3), axis=0)
         self.seen: list[list[Seen]] = look(moments, index)
-        self.surfaces = [[seen.surface for seen in row] for row in self.seen]
 
     def fit(
         self, joints: Mapping[str, JointCorrection], *, base: bool, far: bool = True
@@ -212,7 +211,8 @@ class _Problem:
         if not found.clear:
             return found
         usual = np.concatenate([PRIOR_BASE[: BASE * base], [PRIOR_JOINT] * len(joints)])
-        settled = settle(lambda y: self._seen(y, joints, base), x, self.surfaces, usual)
+        clouds = [[seen.surface.points for seen in row] for row in self.seen]
+        settled = settle(lambda y: self._seen(y, joints, base), x, clouds, usual)
         better = found if settled is None else self._described(*settled, joints, base)
         return better if better.clear else found
 

@@ -14,7 +14,6 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from hdvpd.basics.types import Float, Int
-from hdvpd.data.calibration.clouds import Surface
 from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 
 Place = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -59,7 +58,7 @@ class _Seen:
 def settle(
     place: Place,
     start: Float[np.ndarray, "k"],
-    surfaces: Sequence[Sequence[Surface]],
+    clouds: Sequence[Sequence[Float[np.ndarray, "_ 3"]]],
     usual: Float[np.ndarray, "k"],
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]] | None:
     """Bring a robot that is nearly right to where its links are seen.
@@ -67,14 +66,14 @@ def settle(
     Args:
       place: where the robot is.
       start: unknowns to begin with.
-      surfaces: what the cameras saw, by moment.
+      clouds: what the cameras saw, by moment [m].
       usual: size of the unknowns before anything is seen.
 
     Returns:
       The unknowns and their standard errors; None if too little is seen near the robot.
     """
     x, error = start, np.zeros(len(start))
-    seen = _near(place(x)[0], surfaces)
+    seen = _near(place(x)[0], clouds)
     for _ in range(ROUNDS):
         points, axes = place(x)
         rows = _compare(seen, points, axes)
@@ -94,14 +93,16 @@ def bodies(skeleton: Skeleton) -> Int[np.ndarray, "p"]:
     return np.array([*skeleton.points, *np.repeat(first, POINTS_PER_SEGMENT)], np.int64)
 
 
-def _near(points: Float[np.ndarray, "m p 3"], surfaces: Sequence[Sequence[Surface]]) -> _Seen:
+def _near(
+    points: Float[np.ndarray, "m p 3"], clouds: Sequence[Sequence[Float[np.ndarray, "_ 3"]]]
+) -> _Seen:
     """Collect what is seen near the robot's points."""
     found, moments = [np.zeros((0, 3))], [np.zeros(0, np.int64)]
-    for m, row in enumerate(surfaces):
+    for m, row in enumerate(clouds):
         tree = KDTree(points[m])
-        for surface in row:
-            away, _ = tree.query(surface.points, distance_upper_bound=REACH_M + MARGIN_M)
-            near = surface.points[np.isfinite(away)]
+        for cloud in row:
+            away, _ = tree.query(cloud, distance_upper_bound=REACH_M + MARGIN_M)
+            near = cloud[np.isfinite(away)]
             near = near[:: -(-len(near) // POINTS) or 1]
             found.append(near)
             moments.append(np.full(len(near), m))

@@ -111,14 +111,14 @@ def _settled(
 ) -> Shift:
     """Return a lag as all that is seen of the robot tells it; the same one if that is far away."""
     known = [m for m in moments if m.path is not None and m.links is not None]
-    surfaces = [[s] if (s := observe(m.views[camera], index)) else [] for m in known]
+    clouds = [[s.points] if (s := observe(m.views[camera], index)) else [] for m in known]
     axes = np.stack([m.links[bodies(skeleton), :3, :3] for m in known if m.links is not None])
     splines = [_spline(m.path) for m in known if m.path is not None]
 
     def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.stack([spline(-x[0]) for spline in splines]), axes
 
-    found = settle(place, np.array([shift.lag]), surfaces, np.ones(1))
+    found = settle(place, np.array([shift.lag]), clouds, np.ones(1))
     if found is None or abs(found[0][0] - shift.lag) > STEP:
         return shift
     (lag,), (error,) = found
