@@ -31,7 +31,7 @@ from hdvpd.data.calibration.views import Moment, coarse, some
 
 SINGLE_KINDS = ("depth scale", "focal length", "depth offset")
 """Of one number; poses have six."""
-NUMBER_M = (0.25, 0.12, 0.06, 0.04)
+NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
 """Gates of their registration [m]."""
 NEAR_M = (0.05, 0.04)
 """Gates of what is registered before it is refined [m]."""
