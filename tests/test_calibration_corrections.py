@@ -18,7 +18,7 @@ from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.drift import with_drift
 from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.registration import Change, changed
-from hdvpd.data.calibration.robot_fit import Arm, fit_robot, joint_axes
+from hdvpd.data.calibration.robot_fit import joint_axes
 from hdvpd.data.calibration.sliding import slid
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.corrections import CameraCorrection, Corrections, JointCorrection
@@ -104,28 +104,6 @@ def test_joints_turn_the_links_as_forward_kinematics_does(good):
     np.testing.assert_allclose(both.links(links, synthetic.LINKS), truth, atol=1e-9)
     moved = both.joint_values(joints, ("shoulder", "elbow", "grip"))
     np.testing.assert_allclose(moved - joints, np.tile([0.2, -0.3, 0.0], (len(joints), 1)))
-
-
-def arm_of(path: Path) -> Arm:
-    return Arm(Dataset(path).robot, joint_axes(read_robot(path)))
-
-
-def test_a_robot_that_stands_right_is_left_there(good, moments):
-    assert fit_robot(moments, arm_of(good), INDEX) == ()
-
-
-def test_the_base_of_a_displaced_robot_is_found(good, moments):
-    arm, shift = arm_of(good), np.array([0.06, -0.07, 0.03])
-    pose = np.eye(4)
-    pose[:3, 3] = shift
-    wrong = [dataclasses.replace(m, robot=m.robot + shift, links=pose @ m.links) for m in moments]
-    fit = fit_robot(wrong, arm, INDEX)[0]
-    assert not fit.joints
-    middle = np.median(np.concatenate([m.robot for m in wrong]), axis=0)
-    moved = (fit.pose @ [*middle, 1])[:3] - middle
-    # Towards both cameras only the usual radius of links tells.
-    assert np.linalg.norm(moved + shift) < 0.035
-    assert fit.after_m < 0.4 * fit.before_m
 
 
 def test_a_joint_that_is_off_is_found_corrected_and_passes(good, tmp_path, capsys):
