@@ -30,12 +30,15 @@ ROUNDS = 20
 SMALL = 2e-4
 """A step that is a smaller share of what the unknowns may be is the last."""
 STEP = 1e-5
+"""Of the unknowns, for derivatives."""
 RADIUS_M, RADIUS_SPREAD_M = 0.045, 0.03
 """Distance of a point from the surface of its link before anything is seen."""
 SHAPE_M = 0.01
 """By how much this differs between directions."""
-SCATTER_M = 0.004
+SCATTER_M, SCATTERS = 0.004, 3
+"""Least scatter of distances in a direction [m], and how often it is found anew."""
 LEAST_POINTS = 200
+"""Seen points without which nothing is said."""
 DIRECTIONS = np.stack(np.meshgrid(*[[-1, 0, 1]] * 3), axis=-1).reshape(-1, 3).astype(float)
 DIRECTIONS = DIRECTIONS[DIRECTIONS.any(axis=1)]
 DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)
@@ -162,14 +165,7 @@ def _solve(
     group = column * len(DIRECTIONS) + rows.direction
     groups = len(used) * len(DIRECTIONS)
     off = rows.distances - radii[column]
-    scale = max(SCATTER_M, 1.4826 * float(np.median(np.abs(off))))
-    own = np.zeros(groups)
-    for _ in range(3):  # the scatter is that within directions
-        share = np.maximum(1 - np.square((off - own[group]) / (4.685 * scale)), 0.0)
-        weights = np.square(share) / scale**2
-        total = np.bincount(group, weights, groups) + SHAPE_M**-2.0
-        own = np.bincount(group, weights * off, groups) / total
-        scale = max(SCATTER_M, 1.4826 * float(np.median(np.abs(off - own[group]))))
+    weights, total, own = _shapes(off, group, groups)
     known, size = len(x), len(x) + len(used)
     jacobian = np.zeros((len(off), size))
     moving = slopes[rows.moment, rows.point]
@@ -189,3 +185,19 @@ def _solve(
     spread = inverse @ (each.T @ each) @ inverse * count / max(count - 1, 1)
     error = np.sqrt(np.maximum(np.diag(spread), 0.25 * np.diag(inverse)))
     return step[:known], error[:known]
+
+
+def _shapes(
+    off: Float[np.ndarray, "n"], group: Int[np.ndarray, "n"], groups: int
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "g"], Float[np.ndarray, "g"]]:
+    """Return robust weights, and by direction their sum and how much distances differ there."""
+    own, scale = np.zeros(groups), SCATTER_M
+    weights, total = np.ones(len(off)), np.full(groups, SHAPE_M**-2.0)
+    for _ in range(SCATTERS):
+        left = off - own[group]
+        scale = max(SCATTER_M, 1.4826 * float(np.median(np.abs(left))))
+        share = np.maximum(1 - np.square(left / (4.685 * scale)), 0.0)
+        weights = np.square(share) / scale**2
+        total = np.bincount(group, weights, groups) + SHAPE_M**-2.0
+        own = np.bincount(group, weights * off, groups) / total
+    return weights, total, own
