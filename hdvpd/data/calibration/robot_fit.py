@@ -39,9 +39,11 @@ BASE = 6
 """Unknowns of the base: turn [rad] and move [m] about the middle of the robot, in the world."""
 STARTS_M = (-0.12, 0.0, 0.12)
 """Moves along each axis with which the search begins, beside none."""
-KEPT_STARTS = 3
+KEPT_STARTS, TURNED_STARTS = 4, 2
+"""Places from which it begins, and of these the best, where the robot may turn, too."""
 ROUNDS = 8
 PRIOR_BASE = np.array([0.2] * 3 + [0.15] * 3)
+STIFF_BASE = np.array([0.01] * 3 + [0.15] * 3)
 PRIOR_JOINT = 0.15
 SCATTER_M = 0.01
 """Scatter of the distances within which they count fully: links are not round."""
@@ -205,7 +207,13 @@ class _Problem:
             costs = [differences(self._place(x, joints, base)[0]).mean() for x in moves]
             best = np.argsort(costs)[:KEPT_STARTS]
             starts = np.concatenate([starts, moves[best]])
-        tried = [self._refine(start, joints, base) for start in starts]
+        if base and far:
+            # Places first: turns would follow what is near, whatever it is.
+            moved = [self._refine(start, joints, base, STIFF_BASE)[0] for start in starts]
+            starts = sorted(
+                moved, key=lambda y: differences(self._place(y, joints, base)[0]).mean()
+            )
+        tried = [self._refine(start, joints, base) for start in starts[:TURNED_STARTS]]
         x, error = min(tried, key=lambda t: differences(self._place(t[0], joints, base)[0]).mean())
         found = self._described(x, error, joints, base)
         if not found.clear:
@@ -274,11 +282,15 @@ class _Problem:
         return points, links[:, bodies(self.info.skeleton), :3, :3]
 
     def _refine(
-        self, x: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
+        self,
+        x: np.ndarray,
+        joints: Mapping[str, JointCorrection],
+        base: bool,
+        usual: np.ndarray = PRIOR_BASE,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Take Gauss-Newton steps; return the unknowns and their standard errors."""
         size = len(x)
-        prior = np.concatenate([PRIOR_BASE[: BASE * base], [PRIOR_JOINT] * (size - BASE * base)])
+        prior = np.concatenate([usual[: BASE * base], [PRIOR_JOINT] * (size - BASE * base)])
         error = np.zeros(size)
         for _ in range(ROUNDS):
             away, directions = self._place(x, joints, base)
