@@ -42,7 +42,7 @@ AFTER_POINTS = 1500
 """Points of an image by which it is judged whether a correction helps."""
 MENDED = 0.8
 """Share of the cost that may be left by a number that explains anything."""
-GLANCED, NEARLY = 2, 1.3
+GLANCED, NEARLY = 1, 1.3
 """Moments in which this is seen first, and what may be left in multiples of what a pose leaves."""
 COARSE_PIXELS = 1200
 """Least pixels of the thinned images on which explanations are compared."""
@@ -154,7 +154,7 @@ def _candidates(
 
 def _numbers(moments: Sequence[Moment], name: str, index: Indexer, pose: Fit) -> list[Fit]:
     """Fit one number of a camera; only what may explain as much as a pose is looked at again."""
-    few, points = moments[:GLANCED], SCREENING_POINTS // 2
+    few, points = moments[:GLANCED], SCREENING_POINTS
     still: Mapping[str, tuple[str, ...]] = {name: ()}
     first = register(few, still, index, max_points=points, gates=(0.04,))
     most = min(MENDED * first.costs.mean(), NEARLY * pose.costs.mean())
