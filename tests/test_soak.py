@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,9 @@ def config(debug_config: Config, synthetic_dataset: Path) -> Config:
 
 
 @pytest.mark.parametrize("model", ["TinyModel", "Model"])
-def test_a_long_run_is_flat(config: Config, tmp_path: Path, model: str) -> None:
+def test_a_long_run_is_flat(
+    config: Config, tmp_path: Path, model: str, record_property: Callable[[str, str], None]
+) -> None:
     """Resident memory grows by less than 8 MiB per 1,000 steps; files and threads do not grow."""
     bound_mib = 8.0
     long = with_train(
@@ -46,14 +49,20 @@ def test_a_long_run_is_flat(config: Config, tmp_path: Path, model: str) -> None:
     rows = [r for r in lines if r["kind"] == "train" and r["step"] > 500]
     steps = np.array([r["step"] for r in rows])
     slope_mib, _ = 1000 * np.polyfit(steps, [r["rss_mib"] for r in rows], 1)
-    print(f"resident memory: {slope_mib:+.2f} MiB per 1,000 steps (bound {bound_mib})")
-    assert slope_mib < bound_mib
+    measured = f"resident memory {slope_mib:+.2f} MiB per 1,000 steps (bound {bound_mib:g})"
+    record_property("measured", measured)
+    assert slope_mib < bound_mib, measured
     for name in ("open_files", "threads"):
         counts = [r[name] for r in rows]
-        print(f"{name}: {min(counts)} to {max(counts)}")
+        slope, _ = 1000 * np.polyfit(steps, counts, 1)
         # A save under way holds a dozen files, so not the largest counts.
-        early, late = np.array_split(counts, 2)
-        assert np.median(late) <= np.median(early) + 2
+        early, late = map(np.median, np.array_split(counts, 2))
+        measured = (
+            f"{name} {min(counts)} to {max(counts)}, {slope:+.2f} per 1,000 steps, median of the "
+            f"first half {early:g}, of the second {late:g} (bound {early + 2:g})"
+        )
+        record_property("measured", measured)
+        assert late <= early + 2, measured
 
 
 def test_four_processes_train_as_one_does(config: Config, tmp_path: Path) -> None:
