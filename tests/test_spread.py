@@ -99,6 +99,25 @@ def test_what_is_exchanged_is_what_the_formula_says(scene):
     assert stated_bytes(text) == expected
 
 
+def test_a_gradient_gathers_twice_sums_thrice_and_adds_the_parameters(scene):
+    """As benchmarks/scaling_model.py counts; only masks and single numbers may be more or fewer."""
+    graphdef, params = build()
+
+    @jax.jit
+    def gradient(params):
+        def loss(params):
+            model: Interlacer = scenes.apply(graphdef, params)
+            return score(spread_rollout(model, mesh(), remat=True)(*scene, jax.random.key(0)))
+
+        return jax.grad(loss)(params)
+
+    stated = stated_bytes(gradient.lower(params).compile().as_text())
+    once = exchanged_bytes(48, MODEL.dynamics, MODEL.latent_dim, DEVICES)
+    assert abs(stated["all-gather"] - 2 * once["all-gather"]) <= 2 * 48
+    size = sum(x.nbytes for x in jax.tree.leaves(params))
+    assert abs(stated["all-reduce"] - 3 * once["all-reduce"] - size) <= 16
+
+
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
