@@ -33,10 +33,15 @@ def config(debug_config: Config, synthetic_dataset: Path) -> Config:
 
 @pytest.mark.parametrize("model", ["TinyModel", "Model"])
 def test_a_long_run_is_flat(
-    config: Config, tmp_path: Path, model: str, record_property: Callable[[str, str], None]
+    config: Config,
+    tmp_path: Path,
+    model: str,
+    record_property: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Resident memory grows by less than 8 MiB per 1,000 steps; files and threads do not grow."""
     bound_mib = 8.0
+    monkeypatch.setenv("XLA_FLAGS", "")  # compiled as a user's: the steps are most of the time here
     long = with_train(
         config, num_steps=2000, batch_size=2, log_every=50, validate_every=200,
         validation_windows=2, checkpoint_every=200, keep_checkpoints=2,
