@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -99,6 +100,36 @@ def test_errors_arrive_with_their_traceback(function, message):
     result = [jax.ShapeDtypeStruct((3,), np.float32)]
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(jax.jit(lambda x: ffi_call(function, result, x))(jnp.zeros(3)))
+
+
+WORKED = set()
+
+
+def note_thread(result):
+    WORKED.add(threading.get_ident())
+    result[...] = 1.0
+
+
+def test_one_thread_works_for_callers_of_any_thread():
+    # Every thread that works keeps OpenMP workers of its own, as long as it lives.
+    WORKED.clear()
+    function = jax.jit(lambda: ffi_call(note_thread, [jax.ShapeDtypeStruct((), np.float32)]))
+    called, end = threading.Semaphore(0), threading.Event()
+
+    def run():
+        jax.block_until_ready(function())
+        called.release()
+        end.wait()
+
+    callers = [threading.Thread(target=run) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+        assert called.acquire(timeout=60)
+    end.set()
+    for caller in callers:
+        caller.join()
+    assert len(WORKED) == 1
+    assert WORKED.isdisjoint({caller.ident for caller in callers} | {threading.get_ident()})
 
 
 def test_one_name_stands_for_one_function():

@@ -8,6 +8,9 @@ XLA promises to keep a version working for at least twelve months (same file).
 
 import ctypes
 import functools
+import os
+import queue
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +18,9 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+
+Call = Callable[[], None]
+Answer = queue.SimpleQueue[str | None]
 
 _VERSION = (0, 3)
 _METADATA = 1
@@ -141,16 +147,62 @@ def _handle(function: Callable[..., None], frame: Any) -> int | None:
             version = extension.metadata.contents.version
             version.major, version.minor = _VERSION
             return None
-    try:
+
+    def call() -> None:
         function(
             *_views(frame.arguments, writeable=False),
             *_views(frame.results, writeable=True),
         )
-    except BaseException:  # nothing may pass through C
-        message = traceback.format_exc().encode()
-        error = _Error(ctypes.sizeof(_Error), None, message, _INTERNAL_ERROR)
-        return frame.api.contents.create_error(ctypes.byref(error))
+
+    # Signals interrupt the main thread, which must not leave XLA's buffers to another.
+    in_main_thread = threading.get_ident() == threading.main_thread().ident
+    found = _run(call) if in_main_thread else _run_in_kept_thread(call)
+    if found is None:
+        return None
+    error = _Error(ctypes.sizeof(_Error), None, found.encode(), _INTERNAL_ERROR)
+    return frame.api.contents.create_error(ctypes.byref(error))
+
+
+def _run(call: Call) -> str | None:
+    """Call; return what went wrong, because no exception may pass through C."""
+    try:
+        call()
+    except BaseException:
+        return traceback.format_exc()
     return None
+
+
+_IDLE: list[queue.SimpleQueue[tuple[Call, Answer]]] = []
+"""What waiting threads listen to; the last one that began to wait works next."""
+os.register_at_fork(after_in_child=_IDLE.clear)  # threads are not forked
+
+
+def _run_in_kept_thread(call: Call) -> str | None:
+    """Call in a thread that is kept; there are as few as have ever worked at once.
+
+    XLA calls from any of its many threads, and OpenMP gives every thread that ever began a parallel
+    loop workers of its own for good: long runs collected them, with many cores by thousands.
+    """
+    try:
+        todo = _IDLE.pop()
+    except IndexError:
+        todo = queue.SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(todo,), daemon=True, name="hdvpd-kernels")
+        found = _run(thread.start)
+        if found is not None:
+            return found
+    answer: Answer = queue.SimpleQueue()
+    todo.put((call, answer))
+    found = answer.get()
+    _IDLE.append(todo)
+    return found
+
+
+def _serve(todo: queue.SimpleQueue[tuple[Call, Answer]]) -> None:
+    while True:
+        call, answer = todo.get()
+        answer.put(_run(call))
+        del call  # it holds views of XLA's buffers
 
 
 def _views(buffers: _Buffers, *, writeable: bool) -> list[np.ndarray]:
