@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_tools import chunk_file
@@ -74,6 +75,30 @@ def test_processes_read_what_threads_read_and_end_with_the_loader(pristine):
     assert all(leaf.flags.writeable for leaf in leaves)
     assert {leaf.ctypes.data % 64 for leaf in leaves} == {0}  # jax takes them as they lie
     ours[0][1].frames.rgb[:] = 0  # and they are the reader's own
+
+
+def test_a_batch_that_is_held_keeps_its_memory_and_one_that_is_not_lends_it(pristine):
+    with open_loader(pristine, workers="threads") as threads:
+        expected = list(itertools.islice(threads, 12))
+    with open_loader(pristine, num_workers=1, prefetch=2) as loader:
+        _, held = next(loader)
+        part = held.frames.rgb[1, 2:]  # a view keeps what it is a part of
+        as_jax = jnp.asarray(held.frames.depth_m)
+        del held
+        places, later = [], []
+        for _ in range(10):
+            step, batch = next(loader)
+            places.append(batch.frames.rgb.ctypes.data)
+            later.append((step, jax.tree.map(np.copy, batch)))
+            batch.frames.rgb[:] = 7  # nobody else reads it
+            del batch
+        (reader,) = loader._readers._readers
+        assert len(reader._borrowed._memory) <= 5
+    assert len(set(places)) <= 4
+    first = expected[0][1].frames
+    np.testing.assert_array_equal(part, first.rgb[1, 2:])
+    np.testing.assert_array_equal(as_jax, first.depth_m)
+    jax.tree.map(np.testing.assert_array_equal, later, expected[1:11])
 
 
 def test_damage_that_a_process_finds_is_the_same_message(pristine, tmp_path):

@@ -1,9 +1,11 @@
 """A process that reads batches for another, where threads would wait for one interpreter.
 
 `ReadingProcess` is the side that asks; run as a program, this module is the side that reads. They
-talk over a pair of sockets. A batch comes back as a file in memory that only the two hold, so its
-arrays are never copied and vanish with whoever holds them last. Either side sees at once when the
-other is gone: a reader that dies is an error of the batch it read, and one whose parent dies ends.
+talk over a pair of sockets. A batch comes back in a file in memory that only the two hold, so its
+arrays are never copied. When nobody holds them any more, the file serves for another batch: new
+memory would cost the system more time than most batches take to be read. Either side sees at once
+when the other is gone: a reader that dies is an error of the batch it read, and one whose parent
+dies ends.
 """
 
 import mmap
@@ -18,9 +20,12 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import hdvpd
 from hdvpd.basics.errors import UserError
@@ -31,7 +36,7 @@ from hdvpd.data.windows import describe_windows, read_window, stack_windows
 from hdvpd.kernels.memory import keep_freed_memory
 
 _HEADER = struct.Struct("<QQ")
-"""Bytes of the pickle that follows, and of the file that comes along; 0 for none."""
+"""Bytes of the pickle that follows, and of a new file that comes along; 0 for none."""
 _ALIGNMENT = 64
 """Of arrays in the file [bytes]; jax copies what is less aligned."""
 
@@ -49,6 +54,7 @@ class ReadingProcess:
         """
         self._dataset = dataset
         self._greeting: tuple[Any, ...] | None = (dataset, length, data_config)
+        self._borrowed = _Borrowed()
         self._channel, theirs = socket.socketpair()
         root = str(Path(hdvpd.__file__).parents[1])
         environment = os.environ | {
@@ -75,7 +81,8 @@ class ReadingProcess:
           windows: episodes and first frames.
 
         Returns:
-          Numpy arrays with a leading batch axis.
+          Numpy arrays with a leading batch axis; their memory is theirs as long as any of them, or
+          a view of one, is alive.
 
         Raises:
           UserError: what is stored is damaged, or the process is gone.
@@ -84,8 +91,8 @@ class ReadingProcess:
             if self._greeting is not None:
                 _send(self._channel, self._greeting)
                 self._greeting = None
-            _send(self._channel, list(windows))
-            answer = _receive(self._channel)
+            _send(self._channel, (list(windows), self._borrowed.returned()))
+            answer = _receive(self._channel, self._borrowed)
         except (EOFError, OSError) as error:
             raise self._gone(windows) from error
         if isinstance(answer, BaseException):
@@ -114,30 +121,76 @@ class ReadingProcess:
         )
 
 
-def _send(channel: socket.socket, value: Any) -> None:
-    """Send a value; its arrays go into a file in memory that is sent along."""
+class _Lent:
+    """The files in memory of the side that reads, which the other side holds or has returned."""
+
+    def __init__(self) -> None:
+        self._memory: list[mmap.mmap] = []
+        self._free: list[int] = []
+
+    def take(self, size: int) -> tuple[int, mmap.mmap, int | None]:
+        """Return the number and the memory of a free file; of a new one its descriptor too."""
+        for number in self._free:
+            if len(self._memory[number]) >= size:
+                self._free.remove(number)
+                return number, self._memory[number], None
+        descriptor = _memory_file(size)
+        self._memory.append(mmap.mmap(descriptor, size))
+        return len(self._memory) - 1, self._memory[-1], descriptor
+
+    def take_back(self, numbers: Sequence[int]) -> None:
+        self._free += numbers
+
+
+class _Borrowed:
+    """The same files on the side that asks."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, mmap.mmap] = {}
+        self._unused: list[int] = []
+
+    def add(self, number: int, descriptor: int, size: int) -> None:
+        try:
+            self._memory[number] = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def view(self, number: int) -> memoryview:
+        """Return a file's memory, which is unused again as soon as nothing is left of the view."""
+        whole = np.frombuffer(self._memory[number], np.uint8)
+        weakref.finalize(whole, self._unused.append, number).atexit = False
+        return whole.data
+
+    def returned(self) -> list[int]:
+        """Return, once, the numbers of files that have become unused."""
+        return [self._unused.pop() for _ in range(len(self._unused))]
+
+
+def _send(channel: socket.socket, value: Any, lent: _Lent | None = None) -> None:
+    """Send a value; its arrays go into a file in memory that is lent to the other side."""
     buffers: list[pickle.PickleBuffer] = []
-    text = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    text = pickle.dumps(value, protocol=5, buffer_callback=buffers.append if lent else None)
     raw = [buffer.raw() for buffer in buffers]
     sizes = [len(view) for view in raw]
-    text = pickle.dumps((sizes, text))
-    if not sum(sizes):
+    places, total = _places(sizes)
+    number, descriptor = -1, None
+    if lent and total:
+        number, memory, descriptor = lent.take(total)
+        for place, view in zip(places, raw, strict=True):
+            memory[place : place + len(view)] = view
+    text = pickle.dumps((number, sizes, text))
+    if descriptor is None:
         channel.sendall(_HEADER.pack(len(text), 0) + text)
         return
-    places, total = _places(sizes)
-    descriptor = _memory_file(total)
     try:
-        with mmap.mmap(descriptor, total) as memory:
-            for place, view in zip(places, raw, strict=True):
-                memory[place : place + len(view)] = view
         socket.send_fds(channel, [_HEADER.pack(len(text), total)], [descriptor])
     finally:
         os.close(descriptor)
     channel.sendall(text)
 
 
-def _receive(channel: socket.socket) -> Any:
-    """Receive a value that `_send` sent; its arrays lie in the file and are not copied.
+def _receive(channel: socket.socket, borrowed: _Borrowed | None = None) -> Any:
+    """Receive a value that `_send` sent; its arrays lie in a file and are not copied.
 
     Raises:
       EOFError: the other side is gone.
@@ -145,14 +198,12 @@ def _receive(channel: socket.socket) -> Any:
     header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 1)
     header += _receive_bytes(channel, _HEADER.size - len(header))
     length, total = _HEADER.unpack(header)
-    sizes, text = pickle.loads(_receive_bytes(channel, length))
-    if not total:
+    number, sizes, text = pickle.loads(_receive_bytes(channel, length))
+    if number < 0 or borrowed is None:
         return pickle.loads(text, buffers=[b""] * len(sizes))
-    (descriptor,) = descriptors
-    try:
-        memory = memoryview(mmap.mmap(descriptor, total, flags=mmap.MAP_PRIVATE))
-    finally:
-        os.close(descriptor)
+    if descriptors:
+        borrowed.add(number, descriptors[0], total)
+    memory = borrowed.view(number)
     places, _ = _places(sizes)
     views = [memory[place : place + size] for place, size in zip(places, sizes, strict=True)]
     return pickle.loads(text, buffers=views)
@@ -217,8 +268,11 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
     try:
         dataset, length, data_config = _receive(channel)
+        lent = _Lent()
         while True:
-            _send(channel, _answer(dataset, length, data_config, _receive(channel)))
+            windows, returned = _receive(channel)
+            lent.take_back(returned)
+            _send(channel, _answer(dataset, length, data_config, windows), lent)
     except (EOFError, OSError):
         pass
 
