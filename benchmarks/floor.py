@@ -2,8 +2,7 @@
 
 Of every part: the operations and bytes that its mathematics needs (`counts.py`), the time that
 follows from the machine's rate of matrix products and its copy bandwidth, both measured in this
-run, the time measured, and their ratio. Rates: the best of float32 products of 512, 1,024 and
-2,048 rows and columns, and of a copy of 128 MiB, which no cache holds. A part takes at least the
+run (`timing.machine_rates`), the time measured, and their ratio. A part takes at least the
 longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
 is written between layers. Parts are measured alone, in the order in which they run; what of a
@@ -35,7 +34,7 @@ import jax.numpy as jnp
 import optax
 from counts import Need
 from flax import nnx
-from timing import analytic_batch, best_of
+from timing import analytic_batch, best_of, machine_rates
 
 from hdvpd.basics.geometry import pixel_rays
 from hdvpd.basics.types import Batch, ParticleCloud, Rays, RobotPoints
@@ -98,17 +97,6 @@ class Bench:
     def best(self, function: Callable[..., Any], *arguments: Any, repeats: int = 0) -> float:
         """Return the seconds of a call."""
         return best_of(function, *arguments, repeats=repeats or self.repeats, clock=self.clock)
-
-    def machine(self) -> tuple[float, float]:
-        """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s]."""
-        product = jax.jit(lambda x: x @ x)
-        rates = []
-        for size in (512, 1024, 2048):
-            matrix = jnp.ones((size, size))
-            rates.append(2 * size**3 / self.best(product, matrix, repeats=2 * self.repeats))
-        numbers = jnp.ones((2**25,))
-        seconds = self.best(jax.jit(lambda x: -x), numbers, repeats=2 * self.repeats)
-        return max(rates), 2 * numbers.nbytes / seconds
 
     def part(
         self, name: str, need: Need, function: Callable[..., Any], module: Any, *inputs: Any
@@ -528,9 +516,10 @@ def main() -> None:
     batch = jax.tree.map(jnp.asarray, batch)
     clock = time.process_time if arguments.processor else time.perf_counter
     bench = Bench(config, arguments.repeats, clock)
-    first = bench.machine()
+    first = machine_rates(2 * bench.repeats, clock)
     measured = wholes(bench, dataset, batch)
-    rate, bandwidth = map(max, zip(first, bench.machine(), strict=True))
+    again = machine_rates(2 * bench.repeats, clock)
+    rate, bandwidth = map(max, zip(first, again, strict=True))
     tables = {
         name: rows_of(parts, took, rate, bandwidth, training=name == "training step")
         for name, (parts, took) in measured.items()

@@ -4,27 +4,40 @@ By default the paper's size (32,768 particles per time step, 6-step rollout, 128
 of 240x320) with batch size 1, on the analytic scene. The whole step runs first, in its own process
 state, so that the peak memory printed after it is the step's and not the parts'.
 
-Run: python benchmarks/step_parts.py [paper] [--train.batch-size 1] [--model.knn xla] ...
+Then its four stages, each a program of its own that runs forward and backward (as often as the step
+runs it, recomputation included), and finer parts, forward only. What of the step is in no stage
+(targets, rays, cotangents between the stages) and what a stage computes for being alone make the
+sum of the stages another number than the step's; both are printed. `--out` writes everything as
+JSON, from which `scaling_model.py` predicts.
+
+Run: python benchmarks/step_parts.py [paper] [--only-step | --only-stages] [--out FILE]
+     [--train.batch-size 1] [--model.knn xla] ...
 """
 
 import argparse
 import json
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from timing import analytic_batch, best_of, peak_gib
+import optax
+from timing import analytic_batch, best_of, machine_rates, peak_gib
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.types import Batch
+from hdvpd.basics.types import Batch, ParticleCloud, Rays
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
+from hdvpd.dynamics.rollout import rollout
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model, sample_rays
+from hdvpd.training.optimizer import create_optimizer
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 
 
@@ -32,8 +45,6 @@ def time_step(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> d
     """Return seconds and peak memory [GiB] of the whole training step."""
     graphdef, state = create_train_state(config, scene)
     step, key = make_train_step(config, graphdef), jax.random.key(config.train.seed)
-    state, metrics = step(state, batch, key)
-    jax.block_until_ready(metrics)
 
     def once() -> Any:
         nonlocal state
@@ -42,6 +53,77 @@ def time_step(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> d
 
     seconds = best_of(once, repeats=repeats)
     return {"training step [s]": seconds, "peak memory after it [GiB]": peak_gib()}
+
+
+def draw_rays(model: Model, batch: Batch, key: jax.Array) -> Rays:
+    """Return the rays of every predicted image, axes (b s r), as the loss draws them."""
+    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+    last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
+    rays, _ = sample_rays(
+        future,
+        model.white_targets(future),
+        model.white_targets(last_observed),
+        model.config.train.num_rays,
+        model.config.train.moving_ray_weight,
+        jax.random.split(key, batch.start.shape[0]),
+    )
+    return rays
+
+
+def time_stages(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> dict[str, float]:
+    """Return seconds of every stage, forward and backward, summed over a whole training step."""
+    graphdef, state = create_train_state(config, scene)
+    params, key = state.params, jax.random.key(0)
+    size, steps = batch.start.shape[0], config.train.horizon
+    window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
+    observed = jax.tree.map(lambda x: x[:2], window.frames)
+    rays = jax.jit(lambda params: draw_rays(merge_model(graphdef, params), batch, key))(params)
+    rays = jax.tree.map(lambda x: x[:1], rays)
+
+    def encoded(model: Model) -> ParticleCloud:
+        encode = jax.vmap(lambda f, k: model.encode(f, k, config.train.cloud_size))
+        return encode(observed, jax.random.split(key))
+
+    clouds = jax.jit(lambda params: encoded(merge_model(graphdef, params)))(params)
+    mask, moving = clouds.mask, (clouds.positions, clouds.features)
+
+    def encode(model: Model, _: None) -> Any:
+        cloud = encoded(model)
+        return cloud.positions, cloud.features
+
+    def predict(model: Model, moving: Any) -> Any:
+        positions, features = moving
+        previous, current = (ParticleCloud(positions[i], features[i], mask[i]) for i in range(2))
+        remat = config.train.remat
+        predicted = rollout(
+            model.dynamics, previous, current, window.robot, key, remat=remat, unroll=True
+        )
+        return predicted.positions, predicted.features
+
+    def render(model: Model, moving: Any) -> Any:
+        cloud = ParticleCloud(moving[0][1], moving[1][1], mask[1])
+        clouds = jax.tree.map(lambda x: jnp.broadcast_to(x, (1, steps, *x.shape)), cloud)
+        return model._render_images(clouds, rays, key[None])
+
+    def seconds(stage: Callable[[Model, Any], Any], moving: Any) -> float:
+        @jax.jit
+        def both(params: Any, moving: Any) -> Any:
+            out, back = jax.vjp(lambda p, x: stage(merge_model(graphdef, p), x), params, moving)
+            return out, back(jax.tree.map(jnp.ones_like, out))
+
+        return best_of(both, params, moving, repeats=repeats)
+
+    @jax.jit
+    def update(gradient: Any, opt_state: Any) -> Any:
+        updates, opt_state = create_optimizer(config.train).update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    return {
+        "encode": size * seconds(encode, None),
+        "dynamics": size * seconds(predict, moving),
+        "render": size * seconds(render, moving),
+        "update": best_of(update, params, state.opt_state, repeats=repeats),
+    }
 
 
 def interlacer(model: Model) -> Interlacer:
@@ -67,7 +149,11 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
 
     window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
     observed = jax.tree.map(lambda x: x[:2], window.frames)
-    encode = jax.jit(lambda params: jax.vmap(model(params).encode)(observed, jax.random.split(key)))
+    encode = jax.jit(
+        lambda params: jax.vmap(lambda f, k: model(params).encode(f, k, config.train.cloud_size))(
+            observed, jax.random.split(key)
+        )
+    )
     times = {"encode": size * best_of(encode, params, repeats=repeats)}
     clouds = encode(params)
     previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
@@ -98,28 +184,11 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
     times["global layers"] = layers * best_of(attend, params, tokens, repeats=repeats)
     times["MLPs"] = layers * best_of(feed, params, tokens, repeats=repeats)
 
-    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
-    last_observed = jax.tree.map(lambda x: x[:, 1:2], batch.frames)
-    rays, _ = jax.jit(
-        lambda params: sample_rays(
-            future,
-            model(params).white_targets(future),
-            model(params).white_targets(last_observed),
-            config.train.num_rays,
-            config.train.moving_ray_weight,
-            key[None],
-        )
-    )(params)
+    rays = jax.jit(lambda params: draw_rays(model(params), batch, key))(params)
     one_ray_group = jax.tree.map(lambda x: x[0, :1], rays)
     one_cloud = jax.tree.map(lambda x: x[None], current)
     render = jax.jit(lambda params, cloud: model(params).renderer(cloud, one_ray_group, key[None]))
     times["render"] = calls * best_of(render, params, one_cloud, repeats=repeats)
-
-    loss = jax.jit(lambda params: model(params).loss(batch, key).mean())
-    gradient = jax.jit(jax.grad(lambda params: model(params).loss(batch, key).mean()))
-    forward = best_of(loss, params, repeats=repeats)
-    times["forward (whole)"] = forward
-    times["backward (whole)"] = best_of(gradient, params, repeats=repeats) - forward
     return times
 
 
@@ -128,23 +197,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", nargs="?", default="paper")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--only-step", action="store_true", help="skip the parts")
+    parser.add_argument("--only-step", action="store_true", help="no stages, no parts")
+    parser.add_argument("--only-stages", action="store_true", help="no parts, forward only")
+    parser.add_argument("--out", type=Path, help="where the numbers are written")
     arguments, flags = parser.parse_known_args()
     keep_freed_memory()  # as `hdvpd train` does
     config = load_config(arguments.experiment, read_flags(["--train.batch-size", "1", *flags]))
     dataset, batch = analytic_batch(config)
     scene = dataset.scene_spec(config.data)
     batch = jax.tree.map(jnp.asarray, batch)
-    result = time_step(config, scene, batch, arguments.repeats)
+    result: dict[str, Any] = time_step(config, scene, batch, arguments.repeats)
     for name, value in result.items():
         print(f"{name:28s} {value:8.2f}", flush=True)
     if not arguments.only_step:
+        stages = time_stages(config, scene, batch, arguments.repeats)
+        rate, bandwidth = machine_rates(10)
+        result |= {"stages": stages, "GFLOP/s": rate / 1e9, "GB/s": bandwidth / 1e9}
+        total, whole = sum(stages.values()), result["training step [s]"]
+        print("stages, forward and backward, seconds per training step:")
+        for name, value in (stages | {"sum": total}).items():
+            print(f"  {name:26s} {value:8.2f} {value / total:7.1%}")
+        print(f"  {'the sum over the step':26s} {total / whole:8.2f}", flush=True)
+    if not (arguments.only_step or arguments.only_stages):
         print("parts, forward only, seconds per training step:")
         parts = time_parts(config, scene, batch, arguments.repeats)
         for name, value in parts.items():
             print(f"  {name:26s} {value:8.2f}", flush=True)
         result |= parts
-    print(json.dumps({"device": jax.devices()[0].device_kind, **result}))
+    about = {"device": jax.devices()[0].device_kind, "cores": len(os.sched_getaffinity(0))}
+    written = json.dumps(about | {"windows": config.train.batch_size} | result)
+    if arguments.out:
+        arguments.out.write_text(written + "\n")
+    print(written)
 
 
 if __name__ == "__main__":

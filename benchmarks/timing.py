@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.basics.types import Batch
@@ -32,6 +33,24 @@ def best_of(
         jax.block_until_ready(function(*arguments))
         times.append(clock() - start)
     return min(times)
+
+
+def machine_rates(
+    repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
+    """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s].
+
+    The best of float32 products of 512, 1,024 and 2,048 rows and columns, and of a copy of 128 MiB,
+    which no cache holds.
+    """
+    product = jax.jit(lambda x: x @ x)
+    rates = []
+    for size in (512, 1024, 2048):
+        matrix = jnp.ones((size, size))
+        rates.append(2 * size**3 / best_of(product, matrix, repeats=repeats, clock=clock))
+    numbers = jnp.ones((2**25,))
+    seconds = best_of(jax.jit(lambda x: -x), numbers, repeats=repeats, clock=clock)
+    return max(rates), 2 * numbers.nbytes / seconds
 
 
 def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
