@@ -9,7 +9,8 @@ from scipy.spatial.transform import Rotation
 
 from hdvpd.data.calibration.agreement import measure
 from hdvpd.data.calibration.clouds import choose_indexer
-from hdvpd.data.calibration.explanation import explain
+from hdvpd.data.calibration.diagnosis import diagnose
+from hdvpd.data.calibration.explanation import SCREENING_MOMENTS, explain
 from hdvpd.data.calibration.proof_findings import world_findings
 from hdvpd.data.calibration.proofs import WorldProofs
 from hdvpd.data.calibration.recording import read_sample
@@ -17,7 +18,8 @@ from hdvpd.data.calibration.robot_depth import CAP_M, depths, differences, look
 from hdvpd.data.calibration.robot_fit import Arm, fit_robot, joint_axes
 from hdvpd.data.calibration.robot_shape import DIRECTIONS, settle
 from hdvpd.data.calibration.timing import robot_shift
-from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.views import Moment, some
+from hdvpd.data.pinhole import AXES
 from hdvpd.data.robot import read_robot
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
@@ -157,6 +159,25 @@ def test_episodes_that_do_not_agree_name_no_lag(good, moments):
     shift = robot_shift(late(moments, 1, 0, 1), "cam0", INDEX, Dataset(good).robot.skeleton)
     assert shift.agreement <= 0.5
     assert not shift.proven
+
+
+def test_what_mends_a_few_moments_must_mend_all(moments):
+    """Of another convention in the moments that a diagnosis looks at, turned as well in others."""
+    rng = np.random.default_rng(0)
+    few = [(m.episode, m.frame) for m in some(moments, SCREENING_MOMENTS)]
+    wrong = []
+    for moment in moments:
+        pose = AXES["opengl"].copy()
+        if (moment.episode, moment.frame) not in few:
+            pose[:3, :3] @= Rotation.from_rotvec(rng.uniform(-0.15, 0.15, 3)).as_matrix()
+        view = moment.views["cam1"]
+        view = dataclasses.replace(view, camera_to_world=view.camera_to_world @ pose)
+        wrong.append(dataclasses.replace(moment, robot=None, views={**moment.views, "cam1": view}))
+    diagnosis = diagnose(some(wrong, SCREENING_MOMENTS), INDEX)
+    assert [mistake.name for mistake in diagnosis.mistakes] == ["OpenGL axes"]
+    found = explain(wrong, measure(wrong, INDEX), INDEX, late=True)
+    assert found.diagnosis is None
+    assert found.evidence is None
 
 
 def test_robots_that_stand_right_are_left_there(good, moments):
