@@ -169,12 +169,19 @@ def layer_norm(params: dict, x: Array) -> Array:
     return normal * np.asarray(params["scale"]) + np.asarray(params["bias"])
 
 
-def carried_motion(positions: Array, start: Array, end: Array) -> tuple[Array, Array]:
-    """Return the skeleton's motion at each particle's place (n 3) and its reach (n)."""
+def carried_motion(
+    positions: Array, start: Array, end: Array, seen: Array | None = None
+) -> tuple[Array, Array]:
+    """Return the skeleton's motion at each particle's place (n 3) and its reach (n).
+
+    With `seen`, the points near these places say how the skeleton moves: of which are near there is
+    no gradient.
+    """
     motion, reach = [], []
-    for position in positions:
-        squared = ((start - position) ** 2).sum(1)
+    for position, place in zip(positions, positions if seen is None else seen, strict=True):
+        squared = ((start - place) ** 2).sum(1)
         share = np.exp(-(squared - squared.min()) / 0.07**2)
+        squared = ((start - position) ** 2).sum(1)
         before, after, turn = fitted_motion(share / share.sum(), start, end)
         moved = after + turn @ (position - before) - position
         reach.append(np.exp(-((np.sqrt(squared.min()) / 0.12) ** 4)))
