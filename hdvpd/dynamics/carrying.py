@@ -107,7 +107,6 @@ def carried_motion(
     slice_: int,
     *,
     until: int = 2,
-    reach_m: float = _REACH_M,
 ) -> Float[JaxArray, "n 4"]:
     """Return where the skeleton at each particle's place takes it until t, and its reach [m].
 
@@ -116,7 +115,6 @@ def carried_motion(
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       slice_: which of the two.
       until: another slice instead of t, 2.
-      reach_m: where to let go [m].
 
     Returns:
       The displacement [m], which fades with the reach, and the reach times 5 cm, so that both are
@@ -124,7 +122,7 @@ def carried_motion(
     """
     positions = jnp.asarray(cloud.positions)
     start, end = robot.positions[slice_], robot.positions[until]
-    reach = reached(positions, start, reach_m)
+    reach = reached(positions, start)
     moved_m = reach * motion_nearby(positions, start, end).displacement(positions)
     return jnp.concatenate([moved_m, MOTION_SCALE_M * reach], axis=1)
 

@@ -8,7 +8,7 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion
+from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion, reached
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.touching import surroundings, touched, went_along
@@ -182,7 +182,7 @@ class ReadOut(nnx.Module):
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-        raw *= carried_motion(current, robot, 1, reach_m=_REACH_M)[:, 3:] / MOTION_SCALE_M
+        raw *= reached(current.positions, robot.positions[1], _REACH_M)
         learned = _LEARNED * jnp.tanh(raw[:, -2:] / _LEARNED)
         carried_m = carried_motion(current, robot, 1)[:, :3]
         share = jnp.clip(touch.share, _SHARE_MARGIN, 1 - _SHARE_MARGIN)

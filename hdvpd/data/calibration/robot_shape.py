@@ -14,6 +14,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from hdvpd.basics.types import Float, Int
+from hdvpd.data.calibration.robot_depth import RADIUS_M
 from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 
 Place = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -31,8 +32,8 @@ SMALL = 2e-4
 """A step that is a smaller share of what the unknowns may be is the last."""
 STEP = 1e-5
 """Of the unknowns, for derivatives."""
-RADIUS_M, RADIUS_SPREAD_M = 0.045, 0.03
-"""Distance of a point from the surface of its link before anything is seen."""
+RADIUS_SPREAD_M = 0.03
+"""Of the distance of a point from the surface of its link before anything is seen."""
 SHAPE_M = 0.01
 """By how much this differs between directions."""
 SCATTER_M, SCATTERS = 0.004, 3
