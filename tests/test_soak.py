@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import processes
 import pytest
+from scipy.stats import theilslopes
 from test_checkpoints import assert_same, make_state
 from test_processes import assert_same_losses, losses, six_steps, wait_for_checkpoint, with_train
 
@@ -54,8 +55,14 @@ def test_a_long_run_is_flat(
     lines = map(json.loads, (tmp_path / "run" / "timing.jsonl").read_text().splitlines())
     rows = [r for r in lines if r["kind"] == "train" and r["step"] > 500]
     steps = np.array([r["step"] for r in rows])
-    slope_mib, _ = 1000 * np.polyfit(steps, [r["rss_mib"] for r in rows], 1)
-    measured = f"resident memory {slope_mib:+.2f} MiB per 1,000 steps (bound {bound_mib:g})"
+    memory_mib = [r["rss_mib"] for r in rows]
+    # The median of the slopes between any two: buffers that are freed in another order for once
+    # take memory for good, which is no leak.
+    slope_mib = 1000 * theilslopes(memory_mib, steps)[0]
+    measured = (
+        f"resident memory {min(memory_mib):.0f} to {max(memory_mib):.0f} MiB, {slope_mib:+.2f} "
+        f"per 1,000 steps (bound {bound_mib:g})"
+    )
     record_property("measured", measured)
     assert slope_mib < bound_mib, measured
     for name in ("open_files", "threads"):
