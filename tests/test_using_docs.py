@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(block: str) -> list[list[str]]:
     """Return the words of every command of a block, without `hdvpd`."""
-    lines = [shlex.split(line) for line in block.splitlines()]
+    lines = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
     return [words[1:] for words in lines if words[0] == "hdvpd"]
 
 
