@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from hdvpd.basics.types import Float
 
@@ -44,7 +44,7 @@ def student_interval(values: Float[np.ndarray, "samples *columns"]) -> Estimate:
     mean = masked_mean(values, 0)
     freedom = np.maximum(count - 1, 1)
     variance = np.where(known, (values - mean) ** 2, 0.0).sum(axis=0) / freedom
-    half_width = stats.t.ppf(_UPPER, freedom) * np.sqrt(variance / np.maximum(count, 1))
+    half_width = stdtrit(freedom, _UPPER) * np.sqrt(variance / np.maximum(count, 1))
     return Estimate(mean, np.where(count >= MIN_SAMPLES, half_width, np.nan))
 
 
@@ -65,7 +65,7 @@ def crossed_interval(values: Float[np.ndarray, "seeds episodes columns"]) -> Est
     """
     tables = [column[:, np.isfinite(column).all(axis=0)] for column in np.moveaxis(values, -1, 0)]
     mean, variance, freedom = np.transpose([_crossed_mean(table) for table in tables])
-    return Estimate(mean, stats.t.ppf(_UPPER, freedom) * np.sqrt(variance))
+    return Estimate(mean, stdtrit(freedom, _UPPER) * np.sqrt(variance))
 
 
 def _crossed_mean(values: Float[np.ndarray, "seeds episodes"]) -> tuple[float, float, float]:

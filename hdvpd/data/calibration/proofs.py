@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
+from scipy.special import stdtrit
 
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
@@ -135,5 +135,5 @@ def _clearly(differences: Float[np.ndarray, "n"]) -> float:
         return 0.0
     error = max(differences.std(ddof=1) / np.sqrt(count), 1e-6)
     sigmas = float(differences.mean() / error)
-    needed = scipy.stats.t.isf(limits.LAG_CHANCE, count - 1)
+    needed = -stdtrit(count - 1, limits.LAG_CHANCE)
     return sigmas if abs(sigmas) > needed else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
+from scipy.special import ndtri, stdtrit
 
 from hdvpd.basics.types import Float, UInt8
 from hdvpd.data.calibration import limits
@@ -54,7 +54,7 @@ class Lag:
     @property
     def correlates(self) -> bool:
         """Whether the motion in the images is that of the robot at all, at the best lag."""
-        chance = -scipy.stats.norm.ppf(limits.LAG_CHANCE / len(self.lags))
+        chance = -ndtri(limits.LAG_CHANCE / len(self.lags))
         best = max(self.correlations)
         needed = max(limits.LAG_CORRELATION, np.tanh(chance / np.sqrt(max(self.effective - 3, 1))))
         return bool(self.effective > 4 and best >= needed)
@@ -69,7 +69,7 @@ class Lag:
         inner = abs(self.best) < max(self.lags)
         if not (self.correlates and inner) or self.blocks < limits.MIN_LAG_BLOCKS:
             return False
-        needed = scipy.stats.t.isf(limits.LAG_CHANCE / len(self.lags), self.blocks - 1)
+        needed = -stdtrit(self.blocks - 1, limits.LAG_CHANCE / len(self.lags))
         return bool(self.agreement > needed)
 
 
@@ -239,4 +239,4 @@ def clearly_more(
     if count < 2:
         return True
     error = max(float(differences.std(ddof=1)) / np.sqrt(count), 1e-9)
-    return bool(differences.mean() / error > scipy.stats.t.isf(0.01, count - 1))
+    return bool(differences.mean() / error > -stdtrit(count - 1, 0.01))

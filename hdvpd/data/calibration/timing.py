@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.interpolate
-import scipy.stats
+from scipy.special import stdtrit
 
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
@@ -56,7 +56,7 @@ class Shift:
     @property
     def proven(self) -> bool:
         """Whether there is a lag that is more than chance."""
-        sigmas = scipy.stats.t.isf(limits.LAG_CHANCE / 10, max(self.moments - 1, 1))
+        sigmas = -stdtrit(max(self.moments - 1, 1), limits.LAG_CHANCE / 10)
         clear = abs(self.lag) > max(limits.LAG_STEPS, max(sigmas, 5.0) * self.error)
         agreed = self.agreement >= limits.LAG_AGREEMENT
         return bool(self.decides and clear and agreed and self.gain > 1.5)
