@@ -5,6 +5,7 @@ as tables, shaped like those of a TOML file, which `hdvpd.config.experiments` la
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -126,9 +127,15 @@ def documentation(schema: type[Settings]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(schema.__mro__):
         if dataclasses.is_dataclass(base):
-            for doc in docstring_parser.parse_from_object(base).params:
-                texts[doc.arg_name] = " ".join((doc.description or "").split())
+            texts |= _own_documentation(base)
     return texts
+
+
+@functools.cache
+def _own_documentation(schema: type) -> dict[str, str]:
+    """Return the docstring of every field that the class itself has; its source is read once."""
+    docs = docstring_parser.parse_from_object(schema).params
+    return {doc.arg_name: " ".join((doc.description or "").split()) for doc in docs}
 
 
 def read_flags(words: Sequence[str]) -> Tables:
