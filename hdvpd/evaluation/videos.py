@@ -10,9 +10,9 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
+import av
 import imageio.v3 as iio
 import numpy as np
-from imageio.plugins.pyav import PyAVPlugin
 from PIL import Image, ImageDraw, ImageFont
 
 from hdvpd.basics.errors import UserError
@@ -270,8 +270,8 @@ def frames_per_second(rate_hz: float) -> int:
 def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: int) -> None:
     """Write an H.264 mp4 that browsers play; the last frame stays for a second.
 
-    imageio's PyAV plugin encodes in this process; its ffmpeg plugin forks, which can deadlock once
-    JAX has started its threads.
+    PyAV encodes in this process: ffmpeg as another would be forked, which can deadlock once JAX has
+    started its threads. Not by imageio, which collects the whole process's garbage twice a video.
 
     Args:
       path: the file.
@@ -281,12 +281,17 @@ def write_video(path: Path, frames: list[UInt8[np.ndarray, "h w 3"]], fps: int) 
     Raises:
       UserError: the file cannot be written.
     """
-    stack = np.stack([*frames, *frames[-1:] * fps])
+    shown = [*frames, *frames[-1:] * fps]
     # In memory, for what the encoder says of a full disk helps nobody. Room for the index is kept
     # at the beginning, so that a browser need not wait for the end.
-    encoded, room = io.BytesIO(), {"moov_size": str(4096 + 32 * len(stack))}
-    with iio.imopen(encoded, "w", plugin=PyAVPlugin, extension=".mp4", options=room) as file:
-        file.write(stack, codec="libx264", fps=fps)
+    encoded, room = io.BytesIO(), {"moov_size": str(4096 + 32 * len(shown))}
+    with av.open(encoded, "w", format="mp4", options=room) as file:
+        stream = file.add_stream("libx264", rate=fps)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        for frame in shown:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        file.mux(stream.encode())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded.getvalue())
