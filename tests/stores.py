@@ -2,16 +2,23 @@
 
 import contextlib
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from extras import needed
 
 QUICK = {"max_retries": 1, "initial_delay": "10ms", "max_delay": "10ms"}
 """For `hdvpd.data.remote.RETRIES`, where a store is to fail."""
+
+
+PROMPT = {"disable_nagle_algorithm": True, "protocol_version": "HTTP/1.1"}
+"""For a handler: a content does not wait 40 ms for the other side to confirm its head, and a
+connection serves many requests."""
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -83,11 +90,32 @@ class Refusing(BaseHTTPRequestHandler):
         self.send_error(403)
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Serves nobody after it has been shut down, on connections that are open either."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: Any):
+        super().__init__(("127.0.0.1", 0), handler)
+        self.connections: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def server_close(self) -> None:
+        """Close all connections."""
+        super().server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):  # it is closed
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
-def serving(handler: object) -> Iterator[str]:
+def serving(handler: Any) -> Iterator[str]:
     """Run a server with this handler of requests; yield its address."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:  # type: ignore[arg-type]
-        server.daemon_threads = True
+    with Server(handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
@@ -102,7 +130,7 @@ def serving_files(
     root: Path, asked: list[str] | None = None, kind: type[Objects] = Objects
 ) -> Iterator[str]:
     """Serve a folder over plain HTTP, or as objects of Google's; what is asked for is noted."""
-    noting = {"root": root, "asked": [] if asked is None else asked}
+    noting = PROMPT | {"root": root, "asked": [] if asked is None else asked}
     with serving(type("Noting", (kind,), noting)) as address:
         yield address
 
@@ -111,6 +139,6 @@ def serving_files(
 def serving_s3(root: Path) -> Iterator[str]:
     """Serve the folders in a folder as buckets of S3."""
     localbucket = needed("localbucket")
-    handler = type("Bucket", (localbucket.S3Handler,), {"data_root": root})
+    handler = type("Bucket", (localbucket.S3Handler,), PROMPT | {"data_root": root})
     with serving(handler) as address:
         yield address
