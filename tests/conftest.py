@@ -26,10 +26,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
-from jaxtyping import install_import_hook
+from annotations import check_annotations
 
-# Every array shape and type annotation of the code is checked when a test calls it.
-install_import_hook(["hdvpd", "studies"], "beartype.beartype")
+check_annotations("hdvpd", "studies")
 
 from hdvpd.config import Config  # noqa: E402 - after the hook
 from hdvpd.config.experiments import load_config  # noqa: E402
