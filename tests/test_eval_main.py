@@ -24,6 +24,7 @@ from hdvpd.basics import sealed
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Camera, ParticleCloud, Rendering
 from hdvpd.config import EvalConfig
+from hdvpd.config.experiments import apply_overrides
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
@@ -53,12 +54,12 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(debug_config, dataset):
-    dynamics = dataclasses.replace(debug_config.model.dynamics, num_layers=1)
-    return dataclasses.replace(
-        debug_config,
-        data=dataclasses.replace(debug_config.data, path=str(dataset.path)),
-        model=dataclasses.replace(debug_config.model, dynamics=dynamics),
-    )
+    """Images are half as large as the data set's."""
+    small = {
+        "data": {"path": str(dataset.path), "height": 16, "width": 20},
+        "model": {"num_particles": 128, "dynamics": {"num_layers": 1}},
+    }
+    return apply_overrides(debug_config, small)
 
 
 def write_run(folder, config, dataset, noise):
