@@ -11,8 +11,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.hdvpd
-# A file's tests share what is compiled, so they stay in one process. WORKERS=0 uses this one alone.
-WORKERS ?= logical
+# A file's tests share what is compiled, so they stay in one process. One process more than there
+# are cores, for some wait for commands that a test has started. WORKERS=0 uses this one alone.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST = $(BIN)/python -m pytest --extras $(TEST_EXTRAS),browser \
   -p xdist -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=50 --durations-min=1
 TEST_EXTRAS := sim,import,dev,open3d,keops,tensorboard,view,rerun,studies,vision,gym
@@ -39,6 +40,7 @@ test: system-simulation system-open3d system-browser $(STAMP)-test
 longtest: system-simulation system-open3d system-browser $(STAMP)-test
 	$(PYTEST) --long $(PYTEST_FLAGS)
 
+soak: WORKERS = logical
 soak: system-simulation $(STAMP)-test
 	$(PYTEST) --dist worksteal --soak -m soak $(PYTEST_FLAGS)
 
