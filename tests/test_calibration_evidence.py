@@ -21,6 +21,7 @@ from hdvpd.data.calibration.explanation import explain, odd_episodes
 from hdvpd.data.calibration.proofs import world_proofs
 from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.registration import LAST_M, Change, changed, register
+from hdvpd.data.calibration.report import worst_moments
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
@@ -130,6 +131,21 @@ def test_of_two_cameras_neither_is_blamed_alone():
     assert evidence.blamed == (frozenset("a"), frozenset("b"))
 
 
+def test_what_some_moments_say_needs_no_second_measurement(moments):
+    wrong = damaged(moments, "cam1", Change(POSE))
+    found, again = measure(wrong, INDEX).of([1, 2]), measure(wrong[1:3], INDEX)
+    assert found.pairs == again.pairs
+    assert found.robots == again.robots
+    assert found.pairs != measure(wrong, INDEX).pairs
+
+
+def test_the_worst_moment_of_a_failing_pair_is_shown(moments):
+    wrong = list(moments)
+    wrong[2] = changed(moments[2], {"cam1": Change(POSE)})
+    shown = [worst_moments(measure(m, INDEX), range(len(m))) for m in (moments, wrong)]
+    assert shown == [{("cam0", "cam1"): len(moments) // 2}, {("cam0", "cam1"): 2}]
+
+
 def test_episodes_that_differ_are_listed_and_explained(moments):
     wrong = []
     for moment in moments:
@@ -139,7 +155,7 @@ def test_episodes_that_differ_are_listed_and_explained(moments):
             a = dataclasses.replace(a, camera_to_world=swapped[1])
             b = dataclasses.replace(b, camera_to_world=swapped[0])
         wrong.append(dataclasses.replace(moment, views={"cam0": a, "cam1": b}))
-    assert odd_episodes(wrong, INDEX) == (1,)
+    assert odd_episodes(wrong, measure(wrong, INDEX)) == (1,)
     found = explain(wrong, measure(wrong, INDEX), INDEX)
     (mistake,) = found.diagnosis.mistakes
     assert mistake.name in ("swapped cameras", "swapped camera poses")

@@ -75,7 +75,7 @@ def test_points_on_a_plane_are_on_it_between_the_pixels():
     first, second = plane_view(), plane_view(1.3)
     lifted = dataclasses.replace(first, camera_to_world=first.camera_to_world.copy())
     lifted.camera_to_world[2, 3] += 0.004
-    tracks = [track([view], INDEX, 400) for view in (first, lifted, second)]
+    tracks = [track([view], INDEX, 400, between=True) for view in (first, lifted, second)]
     for source, height in zip(tracks, (0.0, 0.004)):  # noqa: B905 - the third is the target
         rows, missed = between_pixels(source, tracks[2], 0.02)
         planes = rows[0]
@@ -89,7 +89,7 @@ def test_points_on_a_plane_are_on_it_between_the_pixels():
 def test_derivatives_are_those_of_finite_differences(moments):
     """By the unknowns of either camera, on the curved surfaces of the scene."""
     views = [[m.views[n] for m in moments[:2]] for n in ("cam0", "cam1")]
-    source, target = (track(v, INDEX, 300) for v in views)
+    source, target = (track(v, INDEX, 300, between=True) for v in views)
     (rows, *_), _ = between_pixels(source, target, 0.02)
     step = 1e-6
     for column in range(6):

@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -152,16 +151,39 @@ class RobotEvidence:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What one moment says.
+
+    Attributes:
+      cameras: their names.
+      thinning: rows of an image as recorded per row of the compared one, at most.
+      shared: points of either camera that the other can judge, by pair.
+      robot: states and distances of the robot's points by camera; None where they are unknown.
+    """
+
+    cameras: tuple[str, ...]
+    thinning: float
+    shared: Mapping[tuple[str, str], tuple[SharedPoints, SharedPoints]]
+    robot: Mapping[str, tuple[Int[np.ndarray, "p"], Float[np.ndarray, "p"]]] | None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything measured of a calibration.
 
     Attributes:
       pairs: of cameras.
       robots: by camera; empty where link poses are unknown.
+      moments: what each moment says.
     """
 
     pairs: tuple[PairEvidence, ...]
     robots: Mapping[str, RobotEvidence]
+    moments: Sequence[Comparison] = dataclasses.field(default=(), repr=False)
+
+    def of(self, numbers: Sequence[int]) -> "Evidence":
+        """Return what some of the moments say: all that was measured but drift."""
+        return _summed([self.moments[k] for k in numbers])
 
     @functools.cached_property
     def blamed(self) -> tuple[frozenset[str], ...]:
@@ -218,29 +240,42 @@ def measure(moments: Sequence[Moment], index: Indexer, max_points: int = 4000) -
       index: makes the nearest-point search.
       max_points: of each image that are compared with each other camera, evenly spread.
     """
-    cameras = tuple(moments[0].views)
-    shared: dict[tuple[str, str], list[SharedPoints]] = defaultdict(list)
-    robots: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
-    for moment in moments:
-        surfaces = {name: observe(view, index) for name, view in moment.views.items()}
-        seen = {name: surface for name, surface in surfaces.items() if surface is not None}
-        for pair in itertools.combinations(seen, 2):
-            for source, target in (pair, pair[::-1]):
-                shared[pair].append(shared_points(seen[source], seen[target], max_points))
-        if moment.robot is not None:
-            for name, surface in seen.items():
-                robots[name].append(robot_points(moment.robot, surface))
-    thinning = max(view.thinning for moment in moments for view in moment.views.values())
-    pairs = [
-        _pair_evidence(pair, shared[pair], thinning) for pair in itertools.combinations(cameras, 2)
-    ]
+    return _summed([_compare(moment, index, max_points) for moment in moments])
+
+
+def _compare(moment: Moment, index: Indexer, max_points: int) -> Comparison:
+    surfaces = {name: observe(view, index) for name, view in moment.views.items()}
+    seen = {name: surface for name, surface in surfaces.items() if surface is not None}
+    shared = {
+        (a, b): (
+            shared_points(seen[a], seen[b], max_points),
+            shared_points(seen[b], seen[a], max_points),
+        )
+        for a, b in itertools.combinations(seen, 2)
+    }
+    robot = moment.robot
+    return Comparison(
+        cameras=tuple(moment.views),
+        thinning=max(view.thinning for view in moment.views.values()),
+        shared=shared,
+        robot=None if robot is None else {n: robot_points(robot, s) for n, s in seen.items()},
+    )
+
+
+def _summed(moments: Sequence[Comparison]) -> Evidence:
+    cameras, thinning = moments[0].cameras, max(moment.thinning for moment in moments)
+    pairs = {
+        pair: [points for moment in moments for points in moment.shared.get(pair, ())]
+        for pair in itertools.combinations(cameras, 2)
+    }
+    robots = [moment.robot for moment in moments if moment.robot is not None]
     return Evidence(
-        tuple(pairs),
+        tuple(_pair_evidence(pair, found, thinning) for pair, found in pairs.items()),
         {
-            name: _robot_evidence(name, robots[name])
-            for name in cameras
-            if any(moment.robot is not None for moment in moments)
+            name: _robot_evidence(name, [robot[name] for robot in robots if name in robot])
+            for name in (cameras if robots else ())
         },
+        moments,
     )
 
 

@@ -4,13 +4,13 @@ All moments of a pair of cameras are one batch. Only the nearest-point search go
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.ndimage
 
-from hdvpd.basics.types import Bool, Float, Int, Shaped
+from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Scan
 from hdvpd.data.calibration.views import View
@@ -29,8 +29,7 @@ class Track:
       poses: camera to world.
       own: samples [m], sorted by moment.
       moment: of each sample.
-      shades: blurred grey value of each sample.
-      strides: of each moment's samples among those of its scan; 0 without any.
+      shades: grey value of each sample: blurred, or its texture.
     """
 
     scans: Sequence[Scan | None]
@@ -38,38 +37,37 @@ class Track:
     own: Float[np.ndarray, "n 3"]
     moment: Int[np.ndarray, "n"]
     shades: Float[np.ndarray, "n"]
-    strides: Int[np.ndarray, "m"]
-
-    def of_samples(self, what: Callable[[Scan], np.ndarray]) -> Shaped[np.ndarray, "n"]:
-        """Return for each sample what an image of its scan holds at its pixel."""
-        found = [
-            what(scan)[scan.valid][stride // 2 :: stride]
-            for scan, stride in zip(self.scans, self.strides, strict=True)
-            if scan is not None
-        ]
-        return np.concatenate([np.zeros(0), *found])
 
     def placed(self, poses: Float[np.ndarray, "m 4 4"]) -> "Track":
         """Return the same at other places."""
         return dataclasses.replace(self, poses=poses)
 
 
-def track(views: Sequence[View], index: Indexer, max_points: int) -> Track:
-    """Make the track of a camera."""
+def track(views: Sequence[View], index: Indexer, max_points: int, *, between: bool) -> Track:
+    """Make the track of a camera.
+
+    Args:
+      views: by moment.
+      index: keeps what is made of them.
+      max_points: samples of each at most.
+      between: whether samples are only where the surface goes on, with their texture.
+    """
     scans, own, shades, moments = [], [np.zeros((0, 3))], [np.zeros(0)], [np.zeros(0, int)]
-    strides = np.zeros(len(views), int)
     for number, view in enumerate(views):
         scan = index.scan(view) if _seen(view) else None
         scans.append(scan)
         if scan is not None:
-            step = -(-len(scan.points) // max_points)
-            own.append(scan.points[step // 2 :: step])
-            shades.append(scan.shades[step // 2 :: step])
-            strides[number] = step
+            points, grey = scan.points, scan.shades
+            if between:
+                on = scan.smooth[scan.valid]
+                points, grey = points[on], scan.texture[0][scan.valid][on]
+            step = max(-(-len(points) // max_points), 1)
+            own.append(points[step // 2 :: step])
+            shades.append(grey[step // 2 :: step])
             moments.append(np.full(len(own[-1]), number))
     poses = np.stack([view.camera_to_world if _seen(view) else np.eye(4) for view in views])
     points, moment, grey = (np.concatenate(parts) for parts in (own, moments, shades))
-    return Track(scans, poses, points, moment, grey, strides)
+    return Track(scans, poses, points, moment, grey)
 
 
 def _seen(view: View) -> bool:

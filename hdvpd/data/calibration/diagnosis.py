@@ -89,7 +89,7 @@ def _best_step(
     for options in (singles,) if among else (singles, pairs):
         if not options:
             continue
-        likely = _likeliest(options, moments, index)
+        likely = _likeliest(options, moments, index, better=bool(among))
         tried = [
             (option, measure(_without(option, moments), index, SCREENING_POINTS))
             for option in likely
@@ -111,14 +111,32 @@ def _best_step(
 
 
 def _likeliest(
-    options: Sequence[tuple[Mistake, ...]], moments: Sequence[Moment], index: Indexer
+    options: Sequence[tuple[Mistake, ...]],
+    moments: Sequence[Moment],
+    index: Indexer,
+    *,
+    better: bool,
 ) -> list[tuple[Mistake, ...]]:
-    """Choose the explanations worth measuring, in their order, by few points of few moments."""
+    """Choose the explanations worth measuring, in their order, by few points of few moments.
+
+    Args:
+      options: to choose from.
+      moments: what the cameras saw.
+      index: makes the nearest-point search.
+      better: whether only those are that make these better than they are as stored.
+    """
     count = 2 if len(options[0]) == 1 else 1
     few = coarse(moments[:: max(len(moments) // 2, 1)][:count], GLANCE_PIXELS)
     own = index.apart()
-    ranks = [_rank(measure(_without(o, few), own, GLANCE_POINTS)) for o in options]
+
+    def glance(option: tuple[Mistake, ...]) -> tuple[int, int, float]:
+        return _rank(measure(_without(option, few), own, GLANCE_POINTS))
+
+    ranks = [glance(option) for option in options]
     best = sorted(range(len(options)), key=lambda k: ranks[k], reverse=True)[:GLANCED]
+    if better:
+        stored = glance(())
+        best = [k for k in best if ranks[k] > stored]
     return [options[k] for k in sorted(best)]
 
 

@@ -1,7 +1,6 @@
 """Why cameras do not pass: a textbook mistake, an estimated correction, or some episodes alone."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ ODD = 1.5
 """An episode that exceeds a limit by this factor, while others pass, differs from them."""
 FARTHER = 4.0
 """And by this factor more than any that passes."""
-EPISODE_POINTS = 1000
 SCREENING_MOMENTS = 4
 
 
@@ -46,19 +44,23 @@ class Explanation:
     robot: tuple[RobotFit, ...] = ()
 
 
-def odd_episodes(moments: Sequence[Moment], index: Indexer) -> tuple[int, ...]:
+def odd_episodes(moments: Sequence[Moment], evidence: Evidence) -> tuple[int, ...]:
     """List the episodes that fail by far while others pass."""
     excess = {}
-    for number, group in itertools.groupby(moments, key=lambda moment: moment.episode):
-        evidence = measure(list(group), index, EPISODE_POINTS)
-        judged = [p.excess for p in evidence.pairs if p.status != "unproven"]
-        judged += [r.excess for r in evidence.robots.values() if r.status != "unproven"]
+    for number in dict.fromkeys(moment.episode for moment in moments):
+        mine = evidence.of(_moments_of((number,), moments))
+        judged = [p.excess for p in mine.pairs if p.status != "unproven"]
+        judged += [r.excess for r in mine.robots.values() if r.status != "unproven"]
         if judged:
             excess[number] = max(judged)
     passing = [value for value in excess.values() if value <= 1]
     if not passing:
         return ()
     return tuple(n for n, value in excess.items() if value > max(ODD, FARTHER * max(passing)))
+
+
+def _moments_of(episodes: Sequence[int], moments: Sequence[Moment]) -> list[int]:
+    return [k for k, moment in enumerate(moments) if moment.episode in episodes]
 
 
 def explain(
@@ -73,16 +75,16 @@ def explain(
 
     Args:
       moments: what they saw.
-      evidence: of these moments.
+      evidence: of these moments (`measure`).
       index: makes the nearest-point search.
       arm: the robot, if it has a model.
       late: whether images of a camera are proven to be of another time: then moving things differ.
     """
     failing = any(evidence.status(name) != "pass" for name in moments[0].views)
-    odd = odd_episodes(moments, index) if failing and not late else ()
+    odd = odd_episodes(moments, evidence) if failing and not late else ()
     if odd:
-        moments = [moment for moment in moments if moment.episode in odd]
-        evidence = measure(moments, index)
+        chosen = _moments_of(odd, moments)
+        moments, evidence = [moments[k] for k in chosen], evidence.of(chosen)
     found = _of_cameras(moments, evidence, index) if failing else Explanation()
     if odd:
         blamed = sorted(set().union(*evidence.blamed))

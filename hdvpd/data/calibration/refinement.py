@@ -75,7 +75,7 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
     error = np.zeros(len(mask))
     rows = Compared([], np.zeros(len(moments), int))
     for gate in GATES_M:
-        update_tracks(tracks, built, moments, changes, index, max_points)
+        update_tracks(tracks, built, moments, changes, index, max_points, between=True)
         # What cuts the noise off leaves the camera where it is.
         widest = max(gate, SIGMAS * rows.scatter("plane", 0.0))
         rows = compare(tracks, names, functools.partial(between_pixels, gate=widest))
@@ -135,11 +135,10 @@ def between_pixels(
       goes on there and are farther from it.
     """
     falls, relative = fall(source, target)
-    used = falls.inside & (source.of_samples(lambda scan: scan.smooth) > 0)
-    implicit, slopes = np.full(len(used), np.nan), np.zeros((len(used), 3))
+    implicit, slopes = np.full(len(source.own), np.nan), np.zeros((len(source.own), 3))
     ends = np.searchsorted(source.moment, np.arange(len(target.scans) + 1))
     for k, scan in enumerate(target.scans):
-        at = ends[k] + np.flatnonzero(used[ends[k] : ends[k + 1]])
+        at = ends[k] + np.flatnonzero(falls.inside[ends[k] : ends[k + 1]])
         if scan is not None and len(at):
             implicit[at], slopes[at] = _surface(scan, falls.points[at], falls.pixels[at])
     steep = np.linalg.norm(slopes, axis=1)
@@ -159,8 +158,7 @@ def between_pixels(
     some = (own, points, partner, turn, moment)
     rows = [distance_rows("plane", normals / noise[near, None], *some)]
     images = [None if scan is None else scan.texture for scan in target.scans]
-    texture = source.of_samples(lambda scan: scan.texture[0])
-    rows += colour_rows(falls.pixels[near], texture[near], target, images, *some)
+    rows += colour_rows(falls.pixels[near], source.shades[near], target, images, *some)
     return rows, missed
 
 

@@ -224,6 +224,8 @@ def update_tracks(
     changes: Mapping[str, Change],
     index: Indexer,
     max_points: int,
+    *,
+    between: bool = False,
 ) -> None:
     """Bring the tracks to the changes; made anew is only what is no motion."""
     for name in moments[0].views:
@@ -232,7 +234,8 @@ def update_tracks(
         if last is None or change.inner != last.inner:
             views = [change.apply(moment.views[name]) for moment in moments]
             stored = change.inner == Change().inner
-            tracks[name] = track(views, index if stored else index.apart(), max_points)
+            kept = index if stored else index.apart()
+            tracks[name] = track(views, kept, max_points, between=between)
             built[name] = change
         else:
             tracks[name] = tracks[name].placed(

@@ -15,7 +15,7 @@ import rich.table
 
 from hdvpd.basics import files
 from hdvpd.data.calibration import limits
-from hdvpd.data.calibration.agreement import Evidence, as_plain, measure
+from hdvpd.data.calibration.agreement import Evidence, as_plain
 from hdvpd.data.calibration.check import CameraReport, Report
 from hdvpd.data.calibration.clouds import Indexer, choose_indexer
 from hdvpd.data.calibration.estimate import describe_fit
@@ -23,14 +23,14 @@ from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.pictures import overlay_robot, overlay_views, plot_signals
 from hdvpd.data.calibration.recording import spread
 from hdvpd.data.calibration.robot_fit import describe_robot_fit
-from hdvpd.data.calibration.views import Moment, coarse
+from hdvpd.data.calibration.views import Moment
 from hdvpd.data.calibration.wording import all_findings, cells_of, diagnosis_lines, verdict_line
 from hdvpd.data.writer import write_json
 
 JSON_NAME, PAGE_NAME = "check.json", "check.html"
 ROBOT_TILES = 3
-WORST_MOMENTS, WORST_POINTS, WORST_PIXELS = 12, 500, 1200
-"""Moments among which the worst is sought, points of an image by which, and its least pixels."""
+WORST_MOMENTS = 12
+"""Moments among which the worst is sought."""
 COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 
 
@@ -84,10 +84,11 @@ def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
     """Draw all pictures of a report: caption and PNG by file name."""
     _, index = choose_indexer("scipy")
     moments, repaired = list(report.moments), report.found.moments
+    numbers = list(range(len(moments)))
     if repaired is not None:
         kept = {(m.episode, m.frame) for m in repaired}
-        moments = [m for m in moments if (m.episode, m.frame) in kept]
-    shown = worst_moments(moments, report.evidence, index)
+        numbers = [k for k in numbers if (moments[k].episode, moments[k].frame) in kept]
+    moments, shown = [moments[k] for k in numbers], worst_moments(report.evidence, numbers)
     pictures = _draw(moments, shown, "", index)
     if repaired is not None:
         pictures |= _draw(repaired, shown, "-repaired", index)
@@ -104,25 +105,23 @@ def make_pictures(report: Report) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def worst_moments(
-    moments: Sequence[Moment], evidence: Evidence, index: Indexer
-) -> dict[tuple[str, str], int]:
+def worst_moments(evidence: Evidence, numbers: Sequence[int]) -> dict[tuple[str, str], int]:
     """Choose for each pair of cameras the moment to show.
 
+    Args:
+      evidence: of all moments.
+      numbers: of the moments among which one is chosen.
+
     Returns:
-      Which moment, by pair: where a failing pair disagrees most, else the middle one.
+      Which of the numbers, by pair: where a failing pair disagrees most, else the middle one.
     """
-    shown = {pair.cameras: len(moments) // 2 for pair in evidence.pairs}
-    for pair in evidence.pairs:
-        if pair.status == "fail":
-            looked_at = spread(WORST_MOMENTS, len(moments))
-            alone = [
-                dataclasses.replace(m, robot=None, views={n: m.views[n] for n in pair.cameras})
-                for m in (moments[k] for k in looked_at)
-            ]
-            alone = coarse(alone, WORST_PIXELS)
-            worst = [measure([m], index, WORST_POINTS).pairs[0].excess for m in alone]
-            shown[pair.cameras] = looked_at[int(np.argmax(np.nan_to_num(worst)))]
+    failing = [k for k, pair in enumerate(evidence.pairs) if pair.status == "fail"]
+    shown = {pair.cameras: len(numbers) // 2 for pair in evidence.pairs}
+    looked_at = spread(WORST_MOMENTS, len(numbers)) if failing else []
+    alone = [evidence.of([numbers[at]]) for at in looked_at]
+    for k in failing:
+        worst = np.nan_to_num([found.pairs[k].excess for found in alone])
+        shown[evidence.pairs[k].cameras] = looked_at[int(np.argmax(worst))]
     return shown
 
 
