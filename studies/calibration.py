@@ -136,9 +136,12 @@ def _recovered(
     """Return how far what was recovered is from the truth, relative to another camera."""
     if error.truth == "lag":
         shift = report.cameras["cam0"].shift
-        return {} if shift is None else {"lag_error": abs(shift.lag - error.late)}
+        if shift is None:
+            return {}
+        off = abs(shift.lag - error.late)
+        return {"lag_error": off, "within": off < 2 * shift.error}
     if error.truth in ("base", "joint"):
-        return _robot_recovered(error, drawn, path, corrections)
+        return _robot_recovered(error, drawn, path, report, corrections)
     if not error.truth or not corrections.cameras:
         return {}
     first, other = (corrections.cameras.get(n, CameraCorrection()) for n in ("cam0", "cam1"))
@@ -170,14 +173,17 @@ def _recovered(
 
 
 def _robot_recovered(
-    error: Error, drawn: Draw, path: Path, corrections: Corrections
+    error: Error, drawn: Draw, path: Path, report: Report, corrections: Corrections
 ) -> dict[str, float]:
     """Return how far the middle of the robot, or a joint, is from the truth."""
     if not corrections.moves_robot:
         return {}
+    fit = report.found.robot[0]
     if error.truth == "joint":
         off = sum(joint.offset for joint in corrections.joints.values())
-        return {"joint_error_deg": abs(float(np.rad2deg(off)) + float(error.size.split()[0]))}
+        left = abs(float(np.rad2deg(off)) + float(error.size.split()[0]))
+        stated = float(np.rad2deg(sum(fit.errors.values())))
+        return {"joint_error_deg": left, "within": left < 2 * stated}
     stored = Dataset(path, corrections=Corrections())
     links = stored.read(0, LINKS).astype(np.float64)
     names = ["cameras/cam0/camera_to_world", LINKS]
@@ -187,7 +193,8 @@ def _robot_recovered(
     truth = damaged[names[0]] @ np.linalg.inv(damaged[LINKS])
     middle = links[..., :3, 3].reshape(-1, 3).mean(axis=0)
     found, wanted = (pose @ np.append(middle, 1.0) for pose in (corrections.robot, truth))
-    return {"base_error_mm": float(1e3 * np.linalg.norm(found - wanted))}
+    left = float(np.linalg.norm(found - wanted))
+    return {"base_error_mm": 1e3 * left, "within": left < 2 * fit.move_m[1]}
 
 
 def summaries(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ SCENE_M = 0.3
 BLUR_PX = 0.7
 """Of grey values, so that their slopes reach beyond a pixel."""
 SLOPES_PX = 1.2
-"""Width of the average of a surface's slopes."""
+"""Width of the average of a surface's slopes and bends."""
 TEXTURE_PX = 3.5
 """Width of what is taken from grey values: light changes more slowly, texture faster."""
 
@@ -51,6 +51,11 @@ TEXTURE_PX = 3.5
 def _central(image: Float[np.ndarray, "h w"], axis: int) -> Float[np.ndarray, "h w"]:
     with np.errstate(invalid="ignore"):
         return (np.roll(image, -1, axis) - np.roll(image, 1, axis)) / 2
+
+
+def _bend(image: Float[np.ndarray, "h w"], axis: int) -> Float[np.ndarray, "h w"]:
+    with np.errstate(invalid="ignore"):
+        return np.roll(image, -1, axis) + np.roll(image, 1, axis) - 2 * image
 
 
 def _averaged(
@@ -114,7 +119,7 @@ class Scan:
 
     @functools.cached_property
     def inverse(self) -> tuple[Float[np.ndarray, "h w"], ...]:
-        """Inverse depth [1/m], and its slopes per row and column where the surface goes on.
+        """Inverse depth [1/m], its slopes per row and column where the surface goes on, its bends.
 
         Slopes are averaged: those of a noisy table would otherwise seem to hold a camera that
         slides along it.
@@ -122,7 +127,8 @@ class Scan:
         with np.errstate(divide="ignore"):
             inverse = 1.0 / self.view.depth_m
         slopes = (_averaged(_central(inverse, axis), self.smooth, SLOPES_PX) for axis in (0, 1))
-        return inverse, *slopes
+        bends = (_averaged(_bend(inverse, axis), self.smooth, SLOPES_PX) for axis in (0, 1))
+        return inverse, *slopes, *bends
 
     @functools.cached_property
     def gradients(self) -> tuple[Float[np.ndarray, "h w"], ...]:

@@ -4,13 +4,13 @@ All moments of a pair of cameras are one batch. Only the nearest-point search go
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.ndimage
 
-from hdvpd.basics.types import Bool, Float, Int
+from hdvpd.basics.types import Bool, Float, Int, Shaped
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Scan
 from hdvpd.data.calibration.views import View
@@ -116,29 +116,41 @@ class Falls:
     """Where samples of one camera fall in the images of another.
 
     Attributes:
+      scans: of the other, by moment.
+      ends: of each moment's samples: those of moment m are ends[m] to ends[m + 1].
       points: in the other's axes [m].
       pixels: (x, y) there.
-      seen: depth that the other sees there [m], 0 where it sees none.
-      front: the least depth of the 3x3 pixels around [m].
-      beside: whether a surface ends there.
+      row: of the pixel, 0 outside.
+      column: likewise.
       inside: whether it falls into the image.
     """
 
+    scans: Sequence[Scan | None]
+    ends: Int[np.ndarray, "m+1"]
     points: Float[np.ndarray, "n 3"]
     pixels: Float[np.ndarray, "n 2"]
-    seen: Float[np.ndarray, "n"]
-    front: Float[np.ndarray, "n"]
-    beside: Bool[np.ndarray, "n"]
+    row: Int[np.ndarray, "n"]
+    column: Int[np.ndarray, "n"]
     inside: Bool[np.ndarray, "n"]
+
+    def look(
+        self, image: Callable[[Scan], Shaped[np.ndarray, "h w"]], missing: float
+    ) -> Shaped[np.ndarray, "n"]:
+        """Return what an image of the other's scan holds where each sample falls."""
+        found = np.full(len(self.points), missing)
+        for k, scan in enumerate(self.scans):
+            part = slice(self.ends[k], self.ends[k + 1])
+            if scan is not None and part.start < part.stop:
+                found[part] = image(scan)[self.row[part], self.column[part]]
+        return found
 
 
 def fall(source: Track, target: Track) -> tuple[Falls, Float[np.ndarray, "m 4 4"]]:
     """Project all samples of one camera into the images of another; return the relative poses."""
     relative = np.linalg.inv(target.poses) @ source.poses
-    points = np.empty_like(source.own)
-    seen, front = np.zeros(len(points)), np.full(len(points), np.inf)
-    beside, inside = np.zeros(len(points), bool), np.zeros(len(points), bool)
-    pixels = np.full((len(points), 2), np.nan)
+    points, pixels = np.empty_like(source.own), np.full((len(source.own), 2), np.nan)
+    row, column = np.zeros((2, len(points)), np.int64)
+    inside = np.zeros(len(points), bool)
     ends = np.searchsorted(source.moment, np.arange(len(source.scans) + 1))
     for k, scan in enumerate(target.scans):
         part = slice(ends[k], ends[k + 1])
@@ -152,13 +164,10 @@ def fall(source: Track, target: Track) -> tuple[Falls, Float[np.ndarray, "m 4 4"
         x = points[part, 0] / safe * matrix[0, 0] + matrix[0, 2]
         y = points[part, 1] / safe * matrix[1, 1] + matrix[1, 2]
         good = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        row, column = (np.where(good, v, 0.0).astype(np.int64) for v in (y, x))
+        row[part], column[part] = (np.where(good, v, 0.0).astype(np.int64) for v in (y, x))
         pixels[part, 0], pixels[part, 1] = x, y
-        seen[part] = scan.view.depth_m[row, column]
-        front[part] = scan.front[row, column]
-        beside[part] = scan.silhouettes[row, column]
         inside[part] = good
-    return Falls(points, pixels, seen, front, beside, inside), relative
+    return Falls(target.scans, ends, points, pixels, row, column, inside), relative
 
 
 def pair_rows(source: Track, target: Track, reach: Reach) -> tuple[list[Rows], np.ndarray]:
@@ -168,10 +177,11 @@ def pair_rows(source: Track, target: Track, reach: Reach) -> tuple[list[Rows], n
       The rows, and how many samples by moment should have a partner within reach and have none.
     """
     falls, relative = fall(source, target)
-    depth = falls.points[:, 2]
-    used = falls.inside & (falls.seen > 0)
-    used &= depth <= falls.seen + max(limits.BEHIND_M, reach.gate)
-    used &= ~falls.beside | (depth <= falls.front + limits.SILHOUETTE_M)
+    depth, seen = falls.points[:, 2], falls.look(lambda scan: scan.view.depth_m, 0.0)
+    used = falls.inside & (seen > 0) & (depth <= seen + max(limits.BEHIND_M, reach.gate))
+    beside = falls.look(lambda scan: scan.silhouettes, 0.0) > 0
+    front = falls.look(lambda scan: scan.front, np.inf)
+    used &= ~beside | (depth <= front + limits.SILHOUETTE_M)
     near, partner, normals, footprints = _partners(source, target, falls.points, used, reach.gate)
     count = len(target.scans)
     missed = np.bincount(source.moment[used & ~near], minlength=count)

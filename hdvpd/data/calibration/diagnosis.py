@@ -19,8 +19,8 @@ MAX_MISTAKES = 3
 GLANCE_POINTS = 250
 """Points of an image by which explanations are told from those that are none."""
 GLANCE_PIXELS = 700
-GLANCED = 6
-"""Explanations that are measured after that."""
+GLANCED, HALF = 6, 0.5
+"""Explanations that are measured after that, and the share of the excess that may be left there."""
 
 
 @dataclass(frozen=True)
@@ -123,20 +123,21 @@ def _likeliest(
       options: to choose from.
       moments: what the cameras saw.
       index: makes the nearest-point search.
-      better: whether only those are that make these better than they are as stored.
+      better: whether only those are after which more cameras pass, or half of the excess is left.
     """
     count = 2 if len(options[0]) == 1 else 1
     few = coarse(moments[:: max(len(moments) // 2, 1)][:count], GLANCE_PIXELS)
     own = index.apart()
 
-    def glance(option: tuple[Mistake, ...]) -> tuple[int, int, float]:
-        return _rank(measure(_without(option, few), own, GLANCE_POINTS))
+    def glance(option: tuple[Mistake, ...]) -> Evidence:
+        return measure(_without(option, few), own, GLANCE_POINTS)
 
-    ranks = [glance(option) for option in options]
-    best = sorted(range(len(options)), key=lambda k: ranks[k], reverse=True)[:GLANCED]
+    found = [glance(option) for option in options]
+    best = sorted(range(len(options)), key=lambda k: _rank(found[k]), reverse=True)[:GLANCED]
     if better:
         stored = glance(())
-        best = [k for k in best if ranks[k] > stored]
+        passing, most = _passing(stored), HALF * stored.excess
+        best = [k for k in best if _passing(found[k]) > passing or found[k].excess < most]
     return [options[k] for k in sorted(best)]
 
 

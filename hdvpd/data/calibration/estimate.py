@@ -36,7 +36,7 @@ NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
 NEAR_M = (0.05, 0.04)
 """Gates of what is registered before it is refined [m]."""
 SCREENING_POINTS, FULL_POINTS = 300, 500
-SCREENED, FULL = 4, 8
+SCREENED, FULL = 4, 12
 """Moments on which explanations are compared, and on which the chosen one is estimated."""
 AFTER_POINTS = 1500
 """Points of an image by which it is judged whether a correction helps."""
@@ -107,7 +107,7 @@ def _among(
     more = some(moments, FULL)
     for fit in (equal := _equal(usable, some(moments, SCREENED), index))[:2]:
         near = register(
-            more, fit.free, index, max_points=FULL_POINTS, gates=gates, start=fit.changes
+            more[::2], fit.free, index, max_points=FULL_POINTS, gates=gates, start=fit.changes
         )
         full = refine(more, near, index)
         after = measure(full.apply(moments), index, AFTER_POINTS)
@@ -153,21 +153,23 @@ def _candidates(
 
 
 def _numbers(moments: Sequence[Moment], name: str, index: Indexer, pose: Fit) -> list[Fit]:
-    """Fit one number of a camera; only what may explain as much as a pose is looked at again."""
+    """Fit one number of a camera, if all of them together may explain as much as a pose."""
     few, points = moments[:GLANCED], SCREENING_POINTS
     still: Mapping[str, tuple[str, ...]] = {name: ()}
     first = register(few, still, index, max_points=points, gates=(0.04,))
     most = min(MENDED * first.costs.mean(), NEARLY * pose.costs.mean())
-    found = []
-    for kind in SINGLE_KINDS:
-        free = {name: (kind,)}
-        look = register(few, free, index, max_points=points, gates=NUMBER_M)
-        if look.points and not look.costs.mean() > most:
-            found.append(
-                register(moments, free, index, max_points=SCREENING_POINTS, gates=LAST_M,
-                         start=look.changes)
-            )  # fmt: skip
-    return found
+
+    def glance(*kinds: str) -> Fit | None:
+        look = register(few, {name: kinds}, index, max_points=points, gates=NUMBER_M)
+        return look if look.points and not look.costs.mean() > most else None
+
+    if glance(*SINGLE_KINDS) is None:
+        return []
+    looks = [look for kind in SINGLE_KINDS if (look := glance(kind)) is not None]
+    return [
+        register(moments, look.free, index, max_points=points, gates=LAST_M, start=look.changes)
+        for look in looks
+    ]
 
 
 def _pose(moments: Sequence[Moment], cameras: Sequence[str], index: Indexer) -> Fit:

@@ -17,6 +17,7 @@ from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, Scan
 from hdvpd.data.calibration.correspondence import (
     UNKNOWNS,
+    Falls,
     Rows,
     Track,
     colour_rows,
@@ -43,9 +44,14 @@ SMALL = 1e-4
 """A step of this many radians and metres is the last."""
 FLOORS = {"plane": 5e-4, "colour": 0.3}
 """Least scatter of distances [m] and of grey values [standard deviations]."""
+SHARES = {"colour": 0.25}
+"""Of the weight: the edges of what is painted fall on the same pixels at all moments, if camera and
+scene stand still, and are no new evidence; the noise of depth is another at each."""
 COST_SCALES = {"plane": 0.002, "colour": 0.2}
-POINTS, FEW_POINTS = 3000, 1000
+POINTS, FEW_POINTS = 2000, 1000
 """Of each image: to say where a camera stands, and to compare explanations."""
+LAST_ROUNDS = 2
+"""Iterations with all of these points at most: what few points found is nearly right."""
 PLACE_M = 0.1
 """What lies within a cube of this side is seen with one common error [m]."""
 ALIKE = 3.0
@@ -66,7 +72,7 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
       costs from distances between pixels. The same fit if cameras share too little for that.
     """
     if max_points > FEW_POINTS:
-        fit = refine(moments, fit, index, FEW_POINTS)  # most of the way costs little
+        fit = refine(moments[::2], fit, index, FEW_POINTS)  # most of the way costs little
     names = list(fit.free)
     changes = dict(fit.changes)
     mask = free_unknowns(fit.free)
@@ -74,7 +80,7 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
     built: dict[str, Change] = {}
     error = np.zeros(len(mask))
     rows = Compared([], np.zeros(len(moments), int))
-    for gate in GATES_M:
+    for gate in GATES_M if max_points <= FEW_POINTS else GATES_M[-LAST_ROUNDS:]:
         update_tracks(tracks, built, moments, changes, index, max_points, between=True)
         # What cuts the noise off leaves the camera where it is.
         widest = max(gate, SIGMAS * rows.scatter("plane", 0.0))
@@ -116,7 +122,9 @@ def _solve(
         np.ravel_multi_index(tuple((cubes - cubes.min(axis=0)).T), tuple(size)), return_inverse=True
     )
     ends = np.cumsum([len(found) for found in places])[:-1]
-    step, error = solve(rows, names, mask, scales, np.split(groups, ends), int(groups.max()) + 1)
+    step, error = solve(
+        rows, names, mask, scales, np.split(groups, ends), int(groups.max()) + 1, SHARES
+    )
     return step, ALIKE * error
 
 
@@ -136,11 +144,11 @@ def between_pixels(
     """
     falls, relative = fall(source, target)
     implicit, slopes = np.full(len(source.own), np.nan), np.zeros((len(source.own), 3))
-    ends = np.searchsorted(source.moment, np.arange(len(target.scans) + 1))
+    goes_on = falls.inside & (falls.look(lambda scan: scan.smooth, 0.0) > 0)
     for k, scan in enumerate(target.scans):
-        at = ends[k] + np.flatnonzero(falls.inside[ends[k] : ends[k + 1]])
+        at = falls.ends[k] + np.flatnonzero(goes_on[falls.ends[k] : falls.ends[k + 1]])
         if scan is not None and len(at):
-            implicit[at], slopes[at] = _surface(scan, falls.points[at], falls.pixels[at])
+            implicit[at], slopes[at] = _surface(scan, falls, at)
     steep = np.linalg.norm(slopes, axis=1)
     off = implicit / np.maximum(steep, 1e-9)
     off /= (noise := _noise(source.own[:, 2], falls.points[:, 2]))
@@ -169,28 +177,32 @@ def _noise(own: Float[np.ndarray, "n"], seen: Float[np.ndarray, "n"]) -> Float[n
 
 
 def _surface(
-    scan: Scan, points: Float[np.ndarray, "n 3"], pixels: Float[np.ndarray, "n 2"]
+    scan: Scan, falls: Falls, at: Int[np.ndarray, "n"]
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n 3"]]:
     """Return how much less the inverse depth of points is than that seen there, and its gradient.
 
-    NaN where the surface ends. Positive is behind the surface.
+    Args:
+      scan: what sees the surface.
+      falls: where points fall.
+      at: the points, all where the surface goes on. NaN where it does not to the next pixel.
+        Positive is behind the surface.
     """
     height, width = scan.view.depth_m.shape
-    inverse, down, right = scan.inverse
-    x, y = pixels[:, 0] - 0.5, pixels[:, 1] - 0.5
+    inverse, down, right, bend_down, bend_right = (image.ravel() for image in scan.inverse)
+    x, y = falls.pixels[at].T - 0.5
     column = np.clip(np.floor(x).astype(np.int64), 0, width - 2)
     row = np.clip(np.floor(y).astype(np.int64), 0, height - 2)
-    a, b = x - column, y - row
-    corners = np.stack([inverse[row + i, column + j] for i in (0, 1) for j in (0, 1)])
-    near_column, near_row = np.clip(np.floor(pixels).astype(np.int64), 0, [width - 1, height - 1]).T
-    good = scan.smooth[near_row, near_column] & np.isfinite(corners).all(axis=0)
-    top_left, top_right, low_left, low_right = np.where(good, corners, 1.0)
-    top, low = top_left + a * (top_right - top_left), low_left + a * (low_right - low_left)
-    right, down = right[near_row, near_column], down[near_row, near_column]
-    depth = points[:, 2]
+    a, b, first = x - column, y - row, row * width + column
+    top_left, top_right = inverse[first], inverse[first + 1]
+    low_left, low_right = inverse[first + width], inverse[first + width + 1]
+    with np.errstate(invalid="ignore"):
+        top, low = top_left + a * (top_right - top_left), low_left + a * (low_right - low_left)
+        seen = top + b * (low - top)
+    nearest = falls.row[at] * width + falls.column[at]
+    # Chords of what is curved lie inside it.
+    seen -= 0.5 * (a * (1 - a) * bend_right[nearest] + b * (1 - b) * bend_down[nearest])
+    px, py, depth = falls.points[at].T
     focal = np.diagonal(scan.view.intrinsics)[:2]
-    right, down = right * focal[0] / depth, down * focal[1] / depth
-    slopes = np.stack(
-        [right, down, -(right * points[:, 0] + down * points[:, 1]) / depth + 1 / depth**2], axis=1
-    )
-    return np.where(good, top + b * (low - top) - 1 / depth, np.nan), slopes
+    right, down = right[nearest] * focal[0] / depth, down[nearest] * focal[1] / depth
+    slopes = np.stack([right, down, 1 / depth**2 - (right * px + down * py) / depth], axis=1)
+    return np.where(np.isfinite(seen), seen - 1 / depth, np.nan), slopes

@@ -315,6 +315,7 @@ def solve(
     scales: Mapping[str, float],
     groups: Sequence[Int[np.ndarray, "_"]],
     count: int,
+    shares: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Float[np.ndarray, "u"], Float[np.ndarray, "u"]]:
     """Return the Gauss-Newton step, and standard errors from the scatter over groups of rows.
 
@@ -325,12 +326,13 @@ def solve(
       scales: of each kind of distance, beyond which it loses weight (Tukey).
       groups: of each row, for each of the rows' parts; groups are independent of each other.
       count: number of groups.
+      shares: of the weight that each kind keeps, where that is less.
     """
     size = len(mask)
     hessian, gradients = np.zeros((size, size)), np.zeros((count, size))
     for (a, b, r), group in zip(rows.found, groups, strict=True):
         share = 1 - np.square(r.residuals / (4.685 * scales[r.kind]))
-        weights = np.square(np.maximum(share, 0.0)) / scales[r.kind] ** 2
+        weights = shares.get(r.kind, 1.0) * np.square(np.maximum(share, 0.0)) / scales[r.kind] ** 2
         parts = [(names.index(n) * UNKNOWNS, p) for n, p in ((a, r.source), (b, r.target))
                  if n in names]  # fmt: skip
         for k, first in parts:

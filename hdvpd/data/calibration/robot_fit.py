@@ -50,7 +50,10 @@ SCATTER_M = 0.01
 MOMENTS = 8
 GAIN = 0.15
 """Share of the scatter that a fit must remove."""
-SIGMAS = 5.0
+ALIKE = 2.0
+"""True errors in those that the scatter over moments and the usual radius of links give
+(docs/calibration.md): links are thicker on one side at all moments."""
+SIGMAS = 2.5
 SAME = 0.1
 """Share of the scatter by which fits may differ and still be equally good."""
 STEP_RAD = 1e-4
@@ -228,6 +231,7 @@ class _Problem:
         self, x: np.ndarray, error: np.ndarray, joints: Mapping[str, JointCorrection], base: bool
     ) -> RobotFit:
         """Say what unknowns and their standard errors amount to."""
+        error = ALIKE * error
         before = differences(self._place(np.zeros(len(x)), joints, base)[0])
         after = differences(self._place(x, joints, base)[0])
         offsets = x[BASE * base :]

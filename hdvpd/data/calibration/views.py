@@ -19,7 +19,7 @@ SLOPE_LIMIT = 6.0
 surface seen at 80 degrees from its normal steps by 5.7 footprints."""
 
 BEND_FOOTPRINTS = 2.0
-"""Bends beyond which a surface is taken to end, in pixel footprints."""
+"""Bends beyond which a surface is taken to end, in pixel footprints; twice that along diagonals."""
 BEND_USUAL = 4.0
 """Bends that an image has anyway, by its noise, in multiples of the median one."""
 
@@ -213,7 +213,9 @@ def continuing(view: View) -> Bool[np.ndarray, "h w"]:
     if not known.any():
         return found
     usual = float(np.median(np.stack(bends)[:, known]))
-    limit = np.maximum(BEND_FOOTPRINTS * view.pixel_angle * middle, BEND_USUAL * usual)
+    # A curve bends by the square of the distance, noise does not.
+    most = BEND_FOOTPRINTS * view.pixel_angle * middle * np.array([1, 1, 2, 2])[:, None, None]
+    limit = np.maximum(most, BEND_USUAL * usual)
     found[1:-1, 1:-1] = known & (np.stack(bends) <= limit).all(axis=0)
     return found
 
