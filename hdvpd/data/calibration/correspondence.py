@@ -126,7 +126,7 @@ class Falls:
     """
 
     scans: Sequence[Scan | None]
-    ends: Int[np.ndarray, "m+1"]
+    ends: Int[np.ndarray, "_"]
     points: Float[np.ndarray, "n 3"]
     pixels: Float[np.ndarray, "n 2"]
     row: Int[np.ndarray, "n"]
