@@ -233,10 +233,10 @@ def test_version(capsys: Captured) -> None:
     assert capsys.readouterr().out.startswith("hdvpd 0.")
 
 
-def test_shells_complete_verbs_and_flags(tmp_path: Path) -> None:
+def test_shells_complete_verbs_and_flags(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["--tyro-print-completion", "bash"]) == 0
     script = tmp_path / "hdvpd.bash"
-    command = [sys.executable, "-m", "hdvpd", "--tyro-print-completion", "bash"]
-    script.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    script.write_text(capsys.readouterr().out)
 
     def completed(*words: str) -> list[str]:
         typed = " ".join(shlex.quote(word) for word in words)
