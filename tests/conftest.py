@@ -1,4 +1,13 @@
-"""What every test runs under: two fake CPU devices, quick compilation, shape checks, strict jax."""
+"""What every test runs under: two fake CPU devices, quick compilation, shape checks, strict jax.
+
+What decides how long the suite takes (`make test PYTEST_FLAGS=--durations=0` lists all of it): a
+quarter of the processes' time was XLA's when it was last profiled, a fifth tracing, a seventh
+lowering, the rest Python and waiting for commands, which import for seconds each. So tests that
+need a model share one of their file or of `small_runs.py`, arrays are numpy's where nothing is
+learned from compiling, shapes are few, an evaluation is small and draws its plots once, and what a
+command says is asked of `main` unless a process of its own is the point. Drawn repetitions beyond
+a few belong to `--long`.
+"""
 
 import gc
 import os
