@@ -1,5 +1,7 @@
 """The skeleton's motion at a particle's place: closed forms, a float64 oracle, edges."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,12 @@ import references
 import scenes
 from scipy.spatial.transform import Rotation
 
-from hdvpd.dynamics.carrying import carried_motion, motion_nearby, rigid_motion
+from hdvpd.dynamics.carrying import carried_motion, carried_motions, motions_nearby, rigid_motions
 
 TURN = Rotation.from_rotvec([0.2, -0.3, 0.25])
 SHIFT = np.array([0.05, 0.02, -0.03])
 carry = jax.jit(carried_motion, static_argnums=2)
-fit = jax.jit(rigid_motion)
+fit = jax.jit(lambda *x: rigid_motions(*x)[0])
 
 
 def moved(points):
@@ -39,10 +41,22 @@ def test_particles_are_carried_by_the_points_at_their_place():
     np.testing.assert_allclose(carry(cloud, robot, 1)[0, :3], 0.1, rtol=1e-5)
 
 
+def test_both_motions_of_a_particle_are_those_that_it_has_alone():
+    robot, cloud = scenes.random_robot(0, 3), scenes.random_cloud(1, 12, 6)
+    for slice_ in (0, 1):
+        until_t, between = jax.jit(carried_motions, static_argnums=2)(cloud, robot, slice_)
+        np.testing.assert_allclose(until_t, carry(cloud, robot, slice_), atol=1e-6)
+        other = dataclasses.replace(robot, positions=robot.positions.copy())
+        other.positions[2] = robot.positions[1 - slice_]
+        alone = np.asarray(carry(cloud, other, slice_))
+        np.testing.assert_allclose(between, alone[:, :3], atol=1e-6)
+        assert np.abs(alone[:, :3]).max() > 0.01
+
+
 def test_a_body_that_turns_takes_its_surface_along():
     rng = np.random.default_rng(0)
     points, surface = rng.normal(0.3, 0.08, (12, 3)), rng.normal(0.3, 0.08, (20, 3))
-    motion = jax.jit(motion_nearby)(*map(np.float32, (surface, points, moved(points))))
+    (motion,) = jax.jit(motions_nearby)(*map(np.float32, (surface, points, moved(points))))
     went = surface + np.asarray(motion.displacement(np.float32(surface)))
     # The fit holds back turns that it hardly sees: of 3 mm against some 7 cm here.
     np.testing.assert_allclose(went, moved(surface), atol=2e-3)
@@ -71,7 +85,7 @@ def test_does_not_depend_on_place_and_turn():
 
     def displacement(places, start, end):
         places, start, end = map(np.float32, (places, start, end))
-        return np.asarray(motion_nearby(places, start, end).displacement(places))
+        return np.asarray(motions_nearby(places, start, end)[0].displacement(places))
 
     expected = TURN.apply(displacement(places, start, end))
     np.testing.assert_allclose(displacement(*map(moved, (places, start, end))), expected, atol=1e-4)
@@ -84,7 +98,7 @@ def test_values_and_gradients_are_finite_where_points_coincide(spread):
     places = np.float32([[0.3, 0.3, 0.3], [0.31, 0.3, 0.3], [9.0, 0.0, 0.0]])
 
     def total(places, start, end):
-        return jnp.sum(motion_nearby(places, start, end).displacement(places) ** 2)
+        return jnp.sum(motions_nearby(places, start, end)[0].displacement(places) ** 2)
 
     end = start + np.float32(SHIFT)
     value, grads = jax.jit(jax.value_and_grad(total, (0, 1, 2)))(places, start, end)

@@ -10,6 +10,7 @@ from flax import nnx
 
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.contact import PointEdges, explanations
+from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.tokens import ReadOut
 
 told = jax.jit(explanations)
@@ -140,6 +141,19 @@ def test_what_a_closed_hand_touches_goes_along_as_a_whole_before_anything_is_lea
     assert 0.15 < block[0, 0] / 0.06 < 1
     np.testing.assert_allclose(block[0] / block[0, 0], [1, 0, -1 / 6], atol=0.02)
     assert np.abs(table).max() < 3e-3
+
+
+def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
+    """Graph, surroundings, counterparts both ways, points of two slices, and those at t."""
+    settings = {"carry": True, "contact": True, "colors": True, "knn": "kdtree"}
+    config = scenes.tiny_config(model=settings).model
+    graphdef, params = scenes.random_params(
+        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
+    )
+    clouds = [scenes.random_cloud(seed, 48, config.feature_dim) for seed in (0, 1)]
+    steps = jax.jit(lambda *x: rollout(scenes.apply(graphdef, params), *x, jax.random.key(0)))
+    text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
+    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == 7
 
 
 def test_training_cannot_overrule_what_geometry_shows():

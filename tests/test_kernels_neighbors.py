@@ -74,6 +74,19 @@ def test_equals_brute_force(backend, clouds):
     assert_same(search(*clouds, K, backend=backend), references.nearest(*clouds, K))
 
 
+def test_points_that_change_in_place_are_found_where_they_are(clouds):
+    queries, points = clouds[0], clouds[1].copy()
+    for _ in range(3):
+        indices = np.empty((NUM_QUERIES, K), np.int32)
+        distances = np.empty((NUM_QUERIES, K), np.float32)
+        limits = np.full(2, np.inf, np.float32)
+        SEARCHES["kdtree"](queries, points, np.ones(NUM_POINTS, bool), limits, indices, distances)
+        expected = references.nearest(queries, points, K)
+        np.testing.assert_array_equal(indices, expected[0])
+        np.testing.assert_allclose(distances, expected[1], rtol=1e-5)
+        points[:] = points[::-1].copy() + np.float32(0.1)
+
+
 def test_masked_points_are_not_found(backend, clouds):
     mask = np.random.default_rng(1).random(NUM_POINTS) < 0.5
     found = search(*clouds, K, backend=backend, mask=mask)

@@ -166,7 +166,7 @@ def test_other_aggregates_equal_the_dense_numpy_version(changes):
 
 
 def test_gradient_equals_finite_differences_of_the_numpy_version(member, monkeypatch):
-    # Which kinematic points are near a particle has no gradient (`carrying.motion_nearby`).
+    # Which kinematic points are near a particle has no gradient (`carrying.motions_nearby`).
     carried_motion, (_, seen, told) = references.carried_motion, inputs()
 
     def carried(positions, start, end):

@@ -6,6 +6,7 @@ the rigid motion that fits theirs best takes the particle along. Lengths are met
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hdvpd.basics.geometry import solve_3x3
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints, pytree
@@ -42,10 +43,10 @@ class RigidMotion:
         return jnp.asarray(self.after - self.before + turned)
 
 
-def rigid_motion(
-    weights: Float[Array, "n p"], start: Float[Array, "p 3"], end: Float[Array, "p 3"]
-) -> RigidMotion:
-    """Fit a rigid motion to that of points, for every row of weights.
+def rigid_motions(
+    weights: Float[Array, "n p"], start: Float[Array, "p 3"], *ends: Float[Array, "p 3"]
+) -> list[RigidMotion]:
+    """Fit rigid motions to those of points, for every row of weights.
 
     With r the mean of a point's place before and after, each from its weighted centroid, and d the
     difference of the two, a turn by g = axis tan(angle / 2) has d = 2 g x r exactly (Cayley), so g
@@ -54,26 +55,34 @@ def rigid_motion(
     Args:
       weights: of the points, in sum 1.
       start: points before the motion [m].
-      end: points after it [m].
+      *ends: points after it, for each motion [m]; the sums of all are one product.
     """
     origin = jax.lax.stop_gradient(start.mean(axis=0))
-    middle, moved = (start + end) / 2 - origin[None], end - start
-    outer = middle[:, :, None] * middle[:, None]
-    told = [middle, moved, jnp.cross(middle, moved), outer.reshape(-1, 9)]
-    center, shift, moment, spread = jnp.split(
-        weights @ jnp.concatenate(told, axis=1), [3, 6, 9], axis=1
-    )
+    told = []
+    for end in ends:
+        middle, moved = (start + end) / 2 - origin[None], end - start
+        outer = middle[:, :, None] * middle[:, None]
+        told += [middle, moved, jnp.cross(middle, moved), outer.reshape(-1, 9)]
+    moments = jnp.split(weights @ jnp.concatenate(told, axis=1), len(ends), axis=1)
+    return [_fitted(x, origin) for x in moments]
+
+
+def _fitted(moments: Float[Array, "n 18"], origin: Float[Array, "3"]) -> RigidMotion:
+    center, shift, moment, spread = jnp.split(moments, [3, 6, 9], axis=1)
     spread = spread.reshape(-1, 3, 3) - center[:, :, None] * center[:, None]
-    across = jnp.trace(spread, axis1=1, axis2=2)[:, None, None] + _BESIDE_M**2
-    turn = solve_3x3(2.0 * (across * jnp.eye(3)[None] - spread), moment - jnp.cross(center, shift))
+    # Constants of numpy: those of jax are made before a loop, each call's of its own, and keep the
+    # compiler from seeing that calls are equal.
+    unit = np.eye(3, dtype=np.float32)[None]
+    across = jnp.sum(spread * unit, axis=(1, 2))[:, None, None] + _BESIDE_M**2
+    turn = solve_3x3(2.0 * (across * unit - spread), moment - jnp.cross(center, shift))
     center += origin[None]
     return RigidMotion(turn=turn, before=center - shift / 2, after=center + shift / 2)
 
 
-def motion_nearby(
-    positions: Float[Array, "n 3"], start: Float[Array, "p 3"], end: Float[Array, "p 3"]
-) -> RigidMotion:
-    """Return the motion of the skeleton at each particle's place.
+def motions_nearby(
+    positions: Float[Array, "n 3"], start: Float[Array, "p 3"], *ends: Float[Array, "p 3"]
+) -> list[RigidMotion]:
+    """Return the motions of the skeleton at each particle's place.
 
     The points weigh softmax_p(-(d / 7 cm)^2), which picks the nearest ones. Which they are has no
     gradient; where they go has.
@@ -81,13 +90,13 @@ def motion_nearby(
     Args:
       positions: particles [m].
       start: kinematic points of the same time step [m].
-      end: the same points at another time [m].
+      *ends: the same points at other times [m].
     """
     squared = _squared_distances(*jax.lax.stop_gradient((positions, start)))
     # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
     # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
     nearer = (squared.min(axis=1, keepdims=True) - squared) / _BANDWIDTH_M**2
-    return rigid_motion(jax.nn.softmax(nearer, axis=1), start, end)
+    return rigid_motions(jax.nn.softmax(nearer, axis=1), start, *ends)
 
 
 def reached(
@@ -101,33 +110,45 @@ def reached(
     return jnp.exp(-((nearest / reach_m**2) ** 2))
 
 
-def carried_motion(
-    cloud: ParticleCloud,
-    robot: RobotPoints,
-    slice_: int,
-    *,
-    until: int = 2,
-) -> Float[JaxArray, "n 4"]:
+def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Float[JaxArray, "n 4"]:
     """Return where the skeleton at each particle's place takes it until t, and its reach [m].
 
     Args:
       cloud: particles of slice 0 (t - 2) or 1 (t - 1).
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       slice_: which of the two.
-      until: another slice instead of t, 2.
 
     Returns:
       The displacement [m], which fades with the reach, and the reach times 5 cm, so that both are
       of one scale.
     """
-    positions = jnp.asarray(cloud.positions)
-    start, end = robot.positions[slice_], robot.positions[until]
+    return _carried(cloud, robot, slice_, (2,))[0]
+
+
+def carried_motions(
+    cloud: ParticleCloud, robot: RobotPoints, slice_: int
+) -> tuple[Float[JaxArray, "n 4"], Float[JaxArray, "n 3"]]:
+    """Return `carried_motion`, and the displacement until the other slice of the two [m]."""
+    until_t, between = _carried(cloud, robot, slice_, (2, 1 - slice_))
+    return until_t, between[:, :3]
+
+
+def _carried(
+    cloud: ParticleCloud, robot: RobotPoints, slice_: int, untils: tuple[int, ...]
+) -> list[Float[JaxArray, "n 4"]]:
+    positions, start = jnp.asarray(cloud.positions), robot.positions[slice_]
     reach = reached(positions, start)
-    moved_m = reach * motion_nearby(positions, start, end).displacement(positions)
-    return jnp.concatenate([moved_m, MOTION_SCALE_M * reach], axis=1)
+    motions = motions_nearby(positions, start, *(robot.positions[until] for until in untils))
+    return [
+        jnp.concatenate([reach * x.displacement(positions), MOTION_SCALE_M * reach], axis=1)
+        for x in motions
+    ]
 
 
 def _squared_distances(
     positions: Float[Array, "n 3"], points: Float[Array, "p 3"]
 ) -> Float[JaxArray, "n p"]:
-    return jnp.sum((positions[:, None] - points[None]) ** 2, axis=-1)
+    # Axis by axis: sums over an axis of three are not vectorised.
+    places, points = jnp.asarray(positions), jnp.asarray(points)
+    apart = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
+    return sum(x**2 for x in apart)

@@ -13,10 +13,9 @@ from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import Linear
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.dynamics.touching import CANDIDATES, counterparts, nearest_points
+from hdvpd.kernels.neighbors import Backend
 
-NUM_POINTS = 4
-"""Kinematic points that a particle looks at."""
 _SCALE_M = 0.05
 _HIDDEN = 32
 
@@ -26,6 +25,7 @@ def explanations(
     other: ParticleCloud,
     carried_m: Float[Array, "n 3"],
     backend: Backend = "auto",
+    count: int = 1,
 ) -> Float[Array, "n e"]:
     """Compare two explanations of where particles were, or will be, at another time.
 
@@ -38,6 +38,7 @@ def explanations(
       other: the cloud of the other time.
       carried_m: displacement of the skeleton at each particle's place until the other time [m].
       backend: of the neighbour search.
+      count: of particles that the search finds, to be one with another (`counterparts`).
 
     Returns:
       For either explanation the distance to the nearest particle of the other cloud, in units of
@@ -45,12 +46,10 @@ def explanations(
       displacement in 5 cm. Without gradient.
     """
     cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
-    # One search: building its tree costs as much as asking it.
-    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
-    near = knn(places, other.positions, 1, mask=other.mask, backend=backend)
+    near = counterparts(cloud, other, carried_m, backend, count)
     columns = []
     for indices, distances in zip(
-        jnp.split(near.indices[:, 0], 2), jnp.split(near.distances, 2), strict=True
+        jnp.split(near.indices[:, 0], 2), jnp.split(near.distances[:, :1], 2), strict=True
     ):
         difference = jnp.abs(other.features[indices] - cloud.features)
         columns += [jnp.minimum(distances / _SCALE_M, 1.0), jnp.tanh(difference)]
@@ -83,8 +82,7 @@ class PointEdges(nnx.Module):
           backend: of the neighbour search.
         """
         points = robot.positions[slice_]
-        count = min(NUM_POINTS, points.shape[0])
-        near = knn(cloud.positions, points, count, backend=backend).indices
+        near = nearest_points(cloud, robot, slice_, backend).indices
         motion = (robot.positions[-1] - points) / _SCALE_M
         about = jnp.concatenate([identity, robot.gripper[slice_, :, None], motion], axis=-1)[near]
         offset = (points[near] - cloud.positions[:, None]) / _SCALE_M
@@ -122,8 +120,11 @@ class ContactTokens(nnx.Module):
           identity: embedding of the kinematic points.
         """
         parts = []
+        # The read-out weighs the counterparts of the particles at t - 1 as well.
+        counts = 1, CANDIDATES
         for slice_, cloud in enumerate(clouds):
-            told = explanations(cloud, clouds[1 - slice_], carried_m[slice_], self.backend)
+            other, moved_m = clouds[1 - slice_], carried_m[slice_]
+            told = explanations(cloud, other, moved_m, self.backend, counts[slice_])
             edges = self.edges(cloud, robot, slice_, identity, self.backend)
             parts.append(self.history(jnp.asarray(told)) + edges)
         return jnp.concatenate(parts)

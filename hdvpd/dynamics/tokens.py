@@ -8,7 +8,7 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion, reached
+from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion, carried_motions, reached
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.touching import surroundings, touched, went_along
@@ -75,18 +75,13 @@ class Tokens(nnx.Module):
         num_points = robot.positions.shape[1]
         time, kind = self.time[...], self.kind[...]
         scene = self.particle(jnp.concatenate([previous.features, current.features]))
+        clouds = previous, current
+        motions = [carried_motions(cloud, robot, slice_) for slice_, cloud in enumerate(clouds)]
         if self.carried is not None:
-            motion = [
-                carried_motion(cloud, robot, slice_)
-                for slice_, cloud in enumerate((previous, current))
-            ]
-            scene += self.carried(jnp.concatenate(motion) / MOTION_SCALE_M)
+            motion = jnp.concatenate([until_t for until_t, _ in motions])
+            scene += self.carried(motion / MOTION_SCALE_M)
         if self.contact is not None:
-            clouds = previous, current
-            between = [
-                carried_motion(cloud, robot, slice_, until=1 - slice_)[:, :3]
-                for slice_, cloud in enumerate(clouds)
-            ]
+            between = [until_other for _, until_other in motions]
             scene += self.contact(clouds, robot, between, self.point_embedding[...])
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
         skeleton = self.point(self._point_features(robot))
@@ -170,7 +165,8 @@ class ReadOut(nnx.Module):
         """
         options = {"colors": self.config.colors, "backend": self.config.knn}
         around = surroundings(current, **options)
-        back_m = carried_motion(current, robot, 1, until=0)[:, :3]
+        # What the tokens have asked as well is computed once (`touching.counterparts`).
+        carried_m, back_m = carried_motions(current, robot, 1)
         history = went_along(current, previous, back_m, around, **options) / _EVIDENCE_UNIT_M
         touch = touched(current, robot, around, **options)
         told = [
@@ -184,7 +180,7 @@ class ReadOut(nnx.Module):
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
         raw *= reached(current.positions, robot.positions[1], _REACH_M)
         learned = _LEARNED * jnp.tanh(raw[:, -2:] / _LEARNED)
-        carried_m = carried_motion(current, robot, 1)[:, :3]
+        carried_m = carried_m[:, :3]
         share = jnp.clip(touch.share, _SHARE_MARGIN, 1 - _SHARE_MARGIN)
         pushed = jax.nn.sigmoid(learned[:, 0] + jax.scipy.special.logit(share))[:, None]
         told_carried = jnp.minimum(history + _UNTOLD, _WENT_ALONG)

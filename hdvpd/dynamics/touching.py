@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.basics.types import Array, Float, Int, JaxArray, ParticleCloud, RobotPoints, pytree
-from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
-# Counterparts in the other cloud among which the one of like colour is chosen.
-_CANDIDATES = 4
+NUM_POINTS = 4
+"""Kinematic points that a particle looks at."""
+CANDIDATES = 4
+"""Counterparts in the other cloud among which the one of like colour is chosen."""
 # Distance that a difference of 1 in a colour counts as.
 _COLOR_M = 0.2
 # One particle's evidence is worth this much at most: sampled clouds are about as coarse.
@@ -70,6 +72,40 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
     return Surroundings(indices=near.indices, distances=near.distances, unlike=unlike)
 
 
+def counterparts(
+    cloud: ParticleCloud,
+    other: ParticleCloud,
+    carried_m: Float[Array, "n 3"],
+    backend: Backend = "auto",
+    count: int = CANDIDATES,
+) -> Neighbors:
+    """Find the nearest particles of another time to where particles are, and to where they go.
+
+    In a compiled program, equal calls are one search.
+
+    Args:
+      cloud: particles.
+      other: the cloud of the other time.
+      carried_m: displacement of the skeleton at each particle's place until the other time [m].
+      backend: of the neighbour search.
+      count: of particles that are found for each place.
+
+    Returns:
+      Those of every particle's place, then those of every place to which it is carried.
+    """
+    # One search: building its tree costs as much as asking it.
+    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
+    return knn(places, other.positions, count, mask=other.mask, backend=backend)
+
+
+def nearest_points(
+    cloud: ParticleCloud, robot: RobotPoints, slice_: int, backend: Backend = "auto"
+) -> Neighbors:
+    """Find the kinematic points of a slice that are nearest to particles; shared as above."""
+    points = robot.positions[slice_]
+    return knn(cloud.positions, points, min(NUM_POINTS, points.shape[0]), backend=backend)
+
+
 def went_along(
     cloud: ParticleCloud,
     other: ParticleCloud,
@@ -99,9 +135,7 @@ def went_along(
     """
     cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
     own, others = (_colors(x, colors) for x in (cloud, other))
-    # One search: building its tree costs as much as asking it.
-    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
-    near = knn(places, other.positions, _CANDIDATES, mask=other.mask, backend=backend)
+    near = counterparts(cloud, other, carried_m, backend)
     unlike = jnp.sum((others[near.indices] - jnp.tile(own, (2, 1))[:, None]) ** 2, axis=-1)
     distance = jnp.sqrt(jnp.min(near.distances**2 + _COLOR_M**2 * unlike, axis=1))
     stood, went = jnp.split(distance, 2)
@@ -154,9 +188,8 @@ def touched(
       backend: of the neighbour search.
     """
     cloud, robot = jax.lax.stop_gradient((cloud, robot))
-    now, then = (
-        knn(cloud.positions, robot.positions[slice_], 1, backend=backend) for slice_ in (1, 2)
-    )
+    now = nearest_points(cloud, robot, 1, backend)
+    then = knn(cloud.positions, robot.positions[2], 1, backend=backend)
     direct_m = gap_m = jnp.asarray(then.distances)[:, 0]
     origin = jnp.arange(gap_m.shape[0])
     reach_m = _median(around.distances[:, _PARTNERS // 2])

@@ -32,17 +32,20 @@ if not _settings.CACHE_DIR:  # the user's NUMBA_CACHE_DIR comes first; else besi
 # OpenMP before TBB, whose outdated copy another package (Open3D) may already have loaded.
 _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-# Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
-parallel_njit = functools.partial(
-    njit, cache=True, parallel=True, fastmath={"reassoc", "contract", "nsz"}
-)
+# Programs that run at the same time, such as those of several plans, wait for no lock of Python's.
+compiled_njit = functools.partial(njit, cache=True, nogil=True)
+"""Compile."""
+exact_parallel_njit = functools.partial(compiled_njit, parallel=True)
 """Compile for all cores; results do not depend on their number if each writes rows of its own."""
+# Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
+parallel_njit = functools.partial(exact_parallel_njit, fastmath={"reassoc", "contract", "nsz"})
+"""The same, with sums in any order that is fixed when compiled."""
 
 SLAB = 16
 """Columns that one thread takes: a cache line of float32."""
 
 
-@njit(cache=True)
+@compiled_njit()
 @no_type_check
 def group_by(targets: np.ndarray, used: np.ndarray, slots: np.ndarray, offsets: np.ndarray) -> None:
     """Order the (row, column) slots of a table by target, as in a counting sort.

@@ -8,6 +8,7 @@ XLA promises to keep a version working for at least twelve months (same file).
 
 import ctypes
 import functools
+import math
 import os
 import queue
 import threading
@@ -212,10 +213,9 @@ def _views(buffers: _Buffers, *, writeable: bool) -> list[np.ndarray]:
 def _view(buffer: _Buffer, writeable: bool) -> np.ndarray:
     shape = tuple(buffer.dims[: buffer.rank])
     dtype = np.dtype(_DTYPES[buffer.dtype])
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_byte * size).from_address(buffer.data)
-    view = np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
+    view = np.ndarray(shape, dtype, (ctypes.c_byte * size).from_address(buffer.data))
     view.flags.writeable = writeable
     return view

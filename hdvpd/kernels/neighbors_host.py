@@ -1,5 +1,6 @@
 """Host forms of the neighbour search: k-d tree (compiled), Open3D and KeOps where installed."""
 
+import collections
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -65,11 +66,29 @@ def kdtree(
     queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search with a compiled k-d tree on all cores."""
+    bound = None if np.isinf(max_distance) else max_distance * (1 + 1e-6)
+    queries = np.ascontiguousarray(queries, np.float32)
+    return _tree(points).query(queries, k, distance_upper_bound=bound)
+
+
+# A cloud is asked by several searches of a step, by those of the next and for every chunk of an
+# image. A few trees per program that runs; large ones would take memory, and are asked for longer.
+_trees: collections.deque[tuple[np.ndarray, Any]] = collections.deque(maxlen=16)
+_MOST_KEPT = 1 << 16
+
+
+def _tree(points: np.ndarray) -> Any:
+    """Return the tree of points, which is built unless it is one of the last."""
     from pykdtree.kdtree import KDTree
 
-    bound = None if np.isinf(max_distance) else max_distance * (1 + 1e-6)
-    tree = KDTree(np.ascontiguousarray(points, np.float32), leafsize=16)
-    return tree.query(np.ascontiguousarray(queries, np.float32), k, distance_upper_bound=bound)
+    for known, tree in tuple(_trees):
+        if np.array_equal(known, points):
+            return tree
+    points = np.array(points, np.float32, order="C")  # a tree reads the points that it was made of
+    tree = KDTree(points, leafsize=16)
+    if len(points) <= _MOST_KEPT:
+        _trees.append((points, tree))
+    return tree
 
 
 @_among_real_points

@@ -8,12 +8,12 @@ reproducible bit for bit on one machine.
 from typing import no_type_check
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-from hdvpd.kernels.compiled import parallel_njit
+from hdvpd.kernels.compiled import compiled_njit, parallel_njit
 
 
-@njit(cache=True, inline="always")
+@compiled_njit(inline="always")
 @no_type_check
 def _score(
     query: np.ndarray,

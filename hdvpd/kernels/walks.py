@@ -91,7 +91,7 @@ def exact_walks(graph: SparseRows, num_hops: int) -> Walks:
         width = sum(k**hop for hop in range(num_hops + 1))
         results = _merged_shapes(num_tokens, width, num_hops)
         fields = host_call(walks_host.follow, results, graph.columns, graph.values)
-        return _merged(fields, graph.kernels)
+        return _in_order(fields, graph.kernels)
     return collect_walks(*_follow(graph, num_hops), graph.kernels)
 
 
@@ -115,7 +115,7 @@ def collect_walks(
     if use_host_kernels(kernels):
         results = _merged_shapes(num_tokens, width, num_hops)
         fields = host_call(walks_host.merge, results, nodes, shares, hops.astype(np.int32))
-        return _merged(fields, kernels)
+        return _in_order(fields, kernels)
     one_hot = np.eye(num_hops + 1, dtype=np.float32)[hops]
     counts = jnp.full((num_tokens,), width, jnp.int32)
     listed = Walks(nodes, shares[..., None] * one_hot[None], counts, kernels=kernels)
@@ -184,11 +184,13 @@ def _merged_shapes(num_tokens: int, width: int, num_hops: int) -> tuple[jax.Shap
         jax.ShapeDtypeStruct((num_tokens, width), np.int32),
         jax.ShapeDtypeStruct((num_tokens, width, num_hops + 1), np.float32),
         jax.ShapeDtypeStruct((num_tokens,), np.int32),
-        jax.ShapeDtypeStruct((num_tokens * width,), np.int32),
-        jax.ShapeDtypeStruct((num_tokens + 1,), np.int32),
     )
 
 
-def _merged(fields: list[JaxArray], kernels: Kernels) -> Walks:
-    nodes, loads, num_entries, entries, offsets = fields
+def _in_order(fields: list[JaxArray], kernels: Kernels) -> Walks:
+    """Add the order by nodes to merged rows: a call of its own, left out where no gradient asks."""
+    nodes, loads, num_entries = fields
+    num_tokens, width = nodes.shape
+    results = [jax.ShapeDtypeStruct((n,), np.int32) for n in (num_tokens * width, num_tokens + 1)]
+    entries, offsets = host_call(walks_host.order, results, nodes, num_entries)
     return Walks(nodes, loads, num_entries, Incoming(entries, offsets), kernels)

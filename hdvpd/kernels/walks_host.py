@@ -6,12 +6,12 @@ A row has few distinct nodes, so that searching it from the left is quicker than
 from typing import no_type_check
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-from hdvpd.kernels.compiled import group_by
+from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit, group_by
 
 
-@njit(cache=True, inline="always")
+@compiled_njit(inline="always")
 @no_type_check
 def _find(nodes: np.ndarray, token: int, used: int, node: int) -> int:
     """Return the entry of a row in which a node stands, the next free one if there is none."""
@@ -21,15 +21,19 @@ def _find(nodes: np.ndarray, token: int, used: int, node: int) -> int:
     return entry
 
 
-@njit(cache=True, parallel=True)
+@exact_parallel_njit()
 @no_type_check
-def _follow(
+def follow(
     neighbors: np.ndarray,
     weights: np.ndarray,
     nodes: np.ndarray,
     loads: np.ndarray,
     num_entries: np.ndarray,
 ) -> None:
+    """Fill in nodes, loads and their number for all walks on neighbour lists, equal nodes merged.
+
+    (t, k) `neighbors` and `weights` are the out-neighbours and W of the edges to them.
+    """
     num_tokens, k = neighbors.shape
     width, num_hops = nodes.shape[1], loads.shape[2] - 1
     for token in prange(num_tokens):
@@ -58,9 +62,9 @@ def _follow(
         num_entries[token] = used
 
 
-@njit(cache=True, parallel=True)
+@exact_parallel_njit()
 @no_type_check
-def _merge(
+def merge(
     listed: np.ndarray,
     shares: np.ndarray,
     hops: np.ndarray,
@@ -68,6 +72,11 @@ def _merge(
     loads: np.ndarray,
     num_entries: np.ndarray,
 ) -> None:
+    """Fill in nodes, loads and their number for listed entries, equal nodes of a row merged.
+
+    Entry e of a token is at the node `listed` (t, e) with the load `shares` (t, e), which it has at
+    the hop `hops` (e,); entries without load are dropped.
+    """
     for token in prange(listed.shape[0]):
         nodes[token] = token
         loads[token] = 0.0
@@ -84,7 +93,7 @@ def _merge(
         num_entries[token] = used
 
 
-@njit(cache=True)
+@compiled_njit()
 @no_type_check
 def _used(nodes: np.ndarray, num_entries: np.ndarray) -> np.ndarray:
     used = np.zeros(nodes.shape, np.bool_)
@@ -93,37 +102,8 @@ def _used(nodes: np.ndarray, num_entries: np.ndarray) -> np.ndarray:
     return used
 
 
-def follow(
-    neighbors: np.ndarray,
-    weights: np.ndarray,
-    nodes: np.ndarray,
-    loads: np.ndarray,
-    num_entries: np.ndarray,
-    incoming: np.ndarray,
-    incoming_offsets: np.ndarray,
+def order(
+    nodes: np.ndarray, num_entries: np.ndarray, incoming: np.ndarray, incoming_offsets: np.ndarray
 ) -> None:
-    """Fill in the fields of `Walks` for all walks on neighbour lists, equal nodes merged.
-
-    (t, k) `neighbors` and `weights` are the out-neighbours and W of the edges to them.
-    """
-    _follow(neighbors, weights, nodes, loads, num_entries)
-    group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)
-
-
-def merge(
-    listed: np.ndarray,
-    shares: np.ndarray,
-    hops: np.ndarray,
-    nodes: np.ndarray,
-    loads: np.ndarray,
-    num_entries: np.ndarray,
-    incoming: np.ndarray,
-    incoming_offsets: np.ndarray,
-) -> None:
-    """Fill in the fields of `Walks` for listed entries, equal nodes of a row merged.
-
-    Entry e of a token is at the node `listed` (t, e) with the load `shares` (t, e), which it has at
-    the hop `hops` (e,); entries without load are dropped.
-    """
-    _merge(listed, shares, hops, nodes, loads, num_entries)
+    """Fill in the order of used entries by node, which gradients alone ask for."""
     group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)

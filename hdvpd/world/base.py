@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.layers import each
 from hdvpd.basics.types import (
     Array,
     Camera,
@@ -80,7 +81,7 @@ class World:
             key: Any,
         ) -> ParticleCloud:
             one = functools.partial(nnx.merge(graphdef, params).rollout, previous, current)
-            return jax.vmap(one, in_axes=(0, None))(robot, key)
+            return each(lambda plan: one(plan, key), robot)
 
         @functools.partial(jax.jit, static_argnums=(3, 4))
         def render(
