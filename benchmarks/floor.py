@@ -53,7 +53,7 @@ from hdvpd.kernels.neighbors import Neighbors, knn
 from hdvpd.model import Model, render_image
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
-from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
+from hdvpd.render.rays import Samples, in_order, proposal_density, propose, samples_at, stratified
 from hdvpd.render.renderer import NerfMlp, support
 from hdvpd.render.surface import light_stopped
 from hdvpd.training.optimizer import create_optimizer
@@ -269,14 +269,18 @@ def render_parts(
         density = proposal_density(distances.reshape(tdist.shape))
         proposed = propose(density, proposals, config.near, config.far, key)
         tdist_again = stratified(num_rays, strata, config.near, config.far, key)
-        return jnp.sort(jnp.concatenate([tdist_again, proposed], -1), -1)
+        return in_order(tdist_again, proposed, ~jnp.isfinite(distances.reshape(tdist.shape)))
 
     yield bench.part(
         "placing samples", counts.place_samples(num_rays * each, num_rays * strata),
         lambda _, __, x: place(x), None, None, nearest.distances,
     )  # fmt: skip
-    tdist = place(nearest.distances)
+    tdist, empty = place(nearest.distances)
     samples = samples_at(tdist, rays, config.near, config.far)
+    # Samples known to be empty are not searched for.
+    asked = dataclasses.replace(
+        samples, points=jnp.where(empty[..., None], jnp.nan, samples.points)
+    )
     first = samples_at(stratified(num_rays, strata, config.near, config.far, key), rays,
                        config.near, config.far)  # fmt: skip
     size, found = cloud.mask.shape[0], config.num_neighbors
@@ -291,9 +295,9 @@ def render_parts(
         lambda _, __, x: (
             _search(bench, x[0], x[1], 1).distances, _search(bench, x[0], x[2], found).indices
         ),
-        None, None, (cloud, first, samples),
+        None, None, (cloud, first, asked),
     )  # fmt: skip
-    neighbors = jax.jit(lambda *x: _search(bench, *x, found))(cloud, samples)
+    neighbors = jax.jit(lambda *x: _search(bench, *x, found))(cloud, asked)
     yield from _shading_parts(bench, model, cloud, samples, neighbors)
     shape = (num_rays, each)
     yield bench.part(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import references
 
-from hdvpd.render.rays import proposal_density, propose, stratified
+from hdvpd.render.rays import in_order, proposal_density, propose, stratified
 
 NEAR, FAR = 0.1, 2.0
 
@@ -65,6 +65,18 @@ def test_proposals_gather_around_a_particle():
     distance = jnp.abs(jnp.linspace(NEAR, FAR, 65)[:-1] + 0.95 / 64 - 1.0)
     tdist = propose(proposal_density(distance)[None], 32, NEAR, FAR, None)
     assert (np.abs(tdist - 1.0) < 0.1).mean() > 0.9
+
+
+def test_what_is_known_of_strata_is_known_of_them_among_the_proposals():
+    rng = np.random.default_rng(0)
+    strata = np.sort(rng.uniform(0, 1, (7, 9)), axis=1).astype(np.float32)
+    proposals = np.sort(rng.uniform(0, 1, (7, 5)), axis=1).astype(np.float32)
+    proposals[0, :2] = strata[0, [2, 8]]  # equal ones
+    empty = rng.random((7, 9)) < 0.5
+    tdist, known = (np.asarray(x) for x in jax.jit(in_order)(strata, proposals, empty))
+    np.testing.assert_array_equal(tdist, np.sort(np.concatenate([strata, proposals], 1), 1))
+    for row in range(7):
+        np.testing.assert_array_equal(tdist[row, known[row]], strata[row, empty[row]])
 
 
 def test_different_keys_and_rays_differ_and_equal_keys_repeat():

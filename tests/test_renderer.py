@@ -123,8 +123,13 @@ def test_equals_the_numpy_renderer(kernels):
         module = scenes.apply(graphdef, params)
         return module(clouds, rays, None), jax.vmap(module._place_samples)(clouds, rays, None)
 
-    rendering, tdist = jax.jit(run)(clouds, rays)
+    rendering, (tdist, empty) = jax.jit(run)(clouds, rays)
     cloud, ray = (jax.tree.map(lambda x: np.asarray(x[0]), x) for x in (clouds, rays))
+    # What is not searched for again is out of reach.
+    points = ray.origins[:, None] + np.asarray(tdist[0])[..., None] * ray.directions[:, None]
+    apart = np.linalg.norm(points[..., None, :] - cloud.positions[cloud.mask], axis=-1).min(-1)
+    assert apart[empty[0]].min() > CONFIG.cutoff
+    assert 0 < np.asarray(empty).mean() < 1
     expected = expected_samples(np.float64(cloud.positions[cloud.mask]), ray)
     np.testing.assert_allclose(tdist[0], expected, atol=2e-4)
     rgb, depth = references.render(params["mlp"], CONFIG, cloud, ray, np.float64(tdist[0]))
@@ -391,8 +396,8 @@ def image_loss(cutoff):
         )
         module = scenes.apply(graphdef, params)
         if tdist is None:
-            tdist = jax.vmap(module._place_samples)(clouds, rays, None)
-        module._place_samples = lambda cloud, rays, key: tdist[0]
+            tdist, _ = jax.vmap(module._place_samples)(clouds, rays, None)
+        module._place_samples = lambda cloud, rays, key: (tdist[0], tdist[0] < 0)
         return module(clouds, rays, None).rgb, tdist
 
     target, samples = jax.jit(image)(positions + np.array([[0.02, 0, 0]]), None)

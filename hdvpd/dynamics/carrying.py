@@ -150,5 +150,5 @@ def _squared_distances(
 ) -> Float[JaxArray, "n p"]:
     # Axis by axis: sums over an axis of three are not vectorised.
     places, points = jnp.asarray(positions), jnp.asarray(points)
-    apart = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
-    return sum(x**2 for x in apart)
+    x, y, z = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
+    return x**2 + y**2 + z**2

@@ -216,6 +216,7 @@ def _view(buffer: _Buffer, writeable: bool) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return np.empty(shape, dtype)
-    view = np.ndarray(shape, dtype, (ctypes.c_byte * size).from_address(buffer.data))
+    memory: Any = (ctypes.c_byte * size).from_address(buffer.data)
+    view = np.ndarray(shape, dtype, memory)
     view.flags.writeable = writeable
     return view

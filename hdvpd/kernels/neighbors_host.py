@@ -32,10 +32,6 @@ def _among_real_points(search: Search) -> Callable[..., None]:
         real = np.flatnonzero(mask)
         candidates = points if len(real) == len(points) else points[real]
         asked = np.asarray(np.isfinite(queries).all(-1))
-        if max_nearest < max_distance and len(real) and asked.any():
-            # Most samples of a ray are far from everything; one neighbour is found sooner than k.
-            nearest, _ = search(queries[asked], candidates, 1, max_nearest)
-            asked[asked] = np.ravel(nearest) <= max_nearest
         num_kept = min(indices.shape[1], len(real))
         if num_kept == 0 or not asked.any():
             return
@@ -46,6 +42,8 @@ def _among_real_points(search: Search) -> Callable[..., None]:
         found_distances = np.asarray(found_distances, np.float32).reshape(-1, num_kept)
         found = np.asarray(found).reshape(-1, num_kept)
         missing = ~(found_distances <= min(max_distance, np.finfo(np.float32).max))
+        if max_nearest < max_distance:
+            missing |= ~(found_distances[:, :1] <= max_nearest)
         some_missing = bool(missing.any())
         if some_missing:
             found = np.where(missing, 0, found)

@@ -6,7 +6,7 @@ No gradient flows through sample positions.
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.types import Array, Float, PRNGKey, Rays, pytree
+from hdvpd.basics.types import Array, Bool, Float, PRNGKey, Rays, pytree
 
 # Width of the proposals around particles [m] and their floor in empty space.
 _PROPOSAL_WIDTH = 0.03
@@ -88,3 +88,23 @@ def propose(
     quantile = stratified(num_rays, num_proposals, 0.0, 1.0, key)
     edges = jnp.linspace(near, far, num_strata + 1)
     return jax.vmap(lambda q, c: jnp.interp(q, c, edges))(quantile, cdf)
+
+
+def in_order(
+    strata: Float[Array, "r s"], proposals: Float[Array, "r p"], empty: Bool[Array, "r s"]
+) -> tuple[Float[Array, "r m"], Bool[Array, "r m"]]:
+    """Sort the distances of strata and proposals, and follow what is known of the strata.
+
+    Args:
+      strata: sorted distances [m].
+      proposals: others [m].
+      empty: which strata are known to have no particle in reach.
+
+    Returns:
+      All distances [m], and which of them are known to be empty.
+    """
+    tdist = jnp.sort(jnp.concatenate([strata, proposals], axis=-1), axis=-1)
+    rows, numbers = (jnp.arange(size) for size in strata.shape)
+    place = numbers[None] + jnp.sum(proposals[:, None] < strata[..., None], axis=-1)
+    known = jnp.zeros(tdist.shape, bool).at[rows[:, None], place].set(empty, unique_indices=True)
+    return tdist, known

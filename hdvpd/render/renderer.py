@@ -33,7 +33,14 @@ from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
-from hdvpd.render.rays import Samples, proposal_density, propose, samples_at, stratified
+from hdvpd.render.rays import (
+    Samples,
+    in_order,
+    proposal_density,
+    propose,
+    samples_at,
+    stratified,
+)
 from hdvpd.render.surface import light_stopped
 
 # Chunks per call in which samples are shaded: skipping wastes at most one in this many.
@@ -144,9 +151,10 @@ class Renderer(nnx.Module):
         Returns:
           Colour, depth and opacity, axes (g r).
         """
-        tdist = jax.vmap(self._place_samples)(clouds, rays, keys)
+        tdist, empty = jax.vmap(self._place_samples)(clouds, rays, keys)
         samples = samples_at(tdist, rays, self.config.near, self.config.far)
-        rgb, density, ahead = self._shade(clouds, samples, _spread(self.config, spacing))
+        config = _spread(self.config, spacing)
+        rgb, density, ahead = self._shade(clouds, samples, config, empty)
         if self.config.surface_thickness:
             starts, stops = tdist + samples.before, tdist + ahead
             return composite(rgb, density, starts, rays.z_scale, self.config.far, stops)
@@ -162,8 +170,11 @@ class Renderer(nnx.Module):
 
     def _place_samples(
         self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
-    ) -> Float[Array, "r s"]:
-        """Return sorted distances: strata plus proposals near particles; no gradient."""
+    ) -> tuple[Float[Array, "r s"], Bool[Array, "r s"]]:
+        """Return sorted distances, without gradient, and which are known to be out of reach.
+
+        They are strata plus proposals near particles, which the strata's own search found.
+        """
         config = self.config
         num_rays = rays.z_scale.shape[0]
         if key is None:
@@ -173,12 +184,13 @@ class Renderer(nnx.Module):
             counts = (config.num_samples, config.num_proposals)
         tdist = stratified(num_rays, counts[0], config.near, config.far, keys[0])
         if counts[1] == 0:
-            return tdist
+            return tdist, jnp.zeros(tdist.shape, bool)
         queries = rays.origins[:, None] + tdist[..., None] * rays.directions[:, None]
         nearest = self._search(cloud, queries.reshape(-1, 3), 1, config.cutoff)
-        density = proposal_density(nearest.distances.reshape(tdist.shape))
+        nearest_m = nearest.distances.reshape(tdist.shape)
+        density = proposal_density(nearest_m)
         proposals = propose(density, counts[1], config.near, config.far, keys[1])
-        return jax.lax.stop_gradient(jnp.sort(jnp.concatenate([tdist, proposals], -1), -1))
+        return in_order(*jax.lax.stop_gradient((tdist, proposals)), ~jnp.isfinite(nearest_m))
 
     def _search(
         self, cloud: ParticleCloud, queries: Float[Array, "q 3"], k: int, max_distance: float
@@ -196,15 +208,22 @@ class Renderer(nnx.Module):
             )
 
     def _shade(
-        self, clouds: ParticleCloud, samples: Samples, config: RenderConfig
+        self,
+        clouds: ParticleCloud,
+        samples: Samples,
+        config: RenderConfig,
+        empty: Bool[Array, "g r s"] | None = None,
     ) -> tuple[Float[Array, "g r s 3"], Float[Array, "g r s"], Float[Array, "g r s"]]:
         """Return colour, density, 0 out of reach, and where the light stops, from the sample on.
 
         Samples have axes (g r s). Density is that at the sample or, of surfaces, the mean over the
-        part of the ray that the sample stands for.
+        part of the ray that the sample stands for. Those known to be empty are not searched for.
         """
         shape = samples.before.shape
-        points = samples.points.reshape(shape[0], -1, 3)
+        points = samples.points
+        if empty is not None:
+            points = jnp.where(empty[..., None], jnp.nan, points)
+        points = points.reshape(shape[0], -1, 3)
         neighbors = jax.vmap(
             lambda cloud, points: self._search(cloud, points, config.num_neighbors, support(config))
         )(clouds, points)
