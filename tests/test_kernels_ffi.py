@@ -164,3 +164,14 @@ def test_compiled_functions_are_kept_by_the_sources_of_all_kernels(tmp_path):
             [sys.executable, "-c", program], env=environment, capture_output=True, check=True
         )
         assert printed.stdout.split() == [str(factor).encode()]
+
+
+@pytest.mark.parametrize("chosen", [None, "active"])
+def test_threads_of_kernels_sleep_while_they_wait_unless_the_user_says_otherwise(chosen):
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    if chosen:
+        environment["OMP_WAIT_POLICY"] = chosen
+    seen = "import os, hdvpd.kernels.neighbors_host; print(os.environ['OMP_WAIT_POLICY'])"
+    command = [sys.executable, "-c", seen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [chosen or "passive"]

@@ -21,3 +21,9 @@ form than the one that they were made for, and, as it is a static field, a progr
 form is not used for another. Operations without such a structure (`knn`, `annular_sums`) take it as
 an argument.
 """
+
+import os
+
+# OpenMP's threads sleep when a parallel loop has ended. They would spin for milliseconds, on the
+# core that the rest of the program runs on (benchmarks/waiting.py). Read when OpenMP is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
