@@ -30,6 +30,13 @@ def encoder(config=CONFIG):
     return jax.jit(lambda frames, key: scenes.apply(graphdef, params).encode(frames, key))
 
 
+@functools.cache
+def loss(config):
+    """Return the jitted loss of every step, of (parameters, batch, key), and parameters."""
+    graphdef, params = model(config)
+    return jax.jit(lambda params, *x: scenes.apply(graphdef, params).loss(*x)), params
+
+
 @pytest.fixture(scope="module")
 def batch():
     """Two windows of two observed and two predicted frames."""
@@ -339,19 +346,17 @@ def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):
     config = scenes.tiny_config(**EXTENDED, train=train)
     graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
 
-    def loss(params, scored):
-        return scenes.apply(graphdef, params).loss(batch, key, scored=scored)
-
-    def total(params):
-        per_image = loss(params, scored=False)
+    def total(params, batch, key):
+        per_image = scenes.apply(graphdef, params).loss(batch, key)
         return per_image.sum(), per_image
 
-    (_, per_image), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+    (_, per_image), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(params, batch, key)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     # Colours are off by at most 1, depth by decimetres in the mean.
     assert per_image.shape == (3,)
     assert (np.asarray(per_image) > 1.0).all()
-    assert jax.eval_shape(lambda: loss(params, scored=True)).shape == (2,)
+    scored = functools.partial(scenes.apply(graphdef, params).loss, scored=True)
+    assert jax.eval_shape(scored, batch, jax.random.clone(key)).shape == (2,)
 
 
 def test_training_may_draw_fewer_particles_than_rollouts(batch, key):
@@ -365,17 +370,14 @@ def test_training_may_draw_fewer_particles_than_rollouts(batch, key):
         bandwidths=tuple(wider * x for x in few.render.bandwidths),
     )
     few = dataclasses.replace(few, render=render)
-    models = [
-        scenes.random_params(lambda c=c: Model(c, scenes.SCENE, rngs=nnx.Rngs(0)))
-        for c in (config, few, scenes.tiny_config())
-    ]
-    losses = [
-        np.asarray(jax.jit(scenes.apply(*m).loss)(batch, jax.random.clone(key))) for m in models
-    ]
+    losses = []
+    for c in (config, few, CONFIG):
+        run, params = loss(c)
+        losses.append(np.asarray(run(params, batch, jax.random.clone(key))))
     np.testing.assert_array_equal(losses[0], losses[1])
     assert (losses[0] != losses[2]).any()
     observed = jax.tree.map(lambda x: x[0, 0], batch.frames)
-    cloud = jax.eval_shape(scenes.apply(*models[0]).encode, observed, jax.random.key(0))
+    cloud = jax.eval_shape(scenes.apply(*model(config)).encode, observed, jax.random.key(0))
     assert cloud.mask.shape == (config.model.num_particles,)
 
 
@@ -388,12 +390,12 @@ def test_depth_errors_count_where_depth_was_seen():
 def test_loss_of_bfloat16_products_is_near_that_of_float32(batch, key):
     """Stated tolerance: the loss of every step to 1 %. Not the gradient (docs/lab-book.md)."""
 
-    def run(precision):
-        graphdef, params = model(scenes.tiny_config(model={"precision": precision}))
-        return jax.jit(lambda p, key: scenes.apply(graphdef, p).loss(batch, key))(params, key)
+    def value_of(precision):
+        run, params = loss(scenes.tiny_config(model={"precision": precision}))
+        return run(params, batch, key)
 
     with jax.debug_key_reuse(False):
-        value, rounded = run("float32"), run("bfloat16")
+        value, rounded = value_of("float32"), value_of("bfloat16")
     assert rounded.dtype == jnp.float32
     assert (rounded != value).any()
     np.testing.assert_allclose(rounded, value, rtol=0.01)
