@@ -36,8 +36,9 @@ NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
 NEAR_M = (0.05, 0.04)
 """Gates of what is registered before it is refined [m]."""
 SCREENING_POINTS, FULL_POINTS = 300, 500
-SCREENED, FULL = 4, 12
-"""Moments on which explanations are compared, and on which the chosen one is estimated."""
+SCREENED, COMPARED, FULL = 4, 8, 12
+"""Moments on which explanations are fitted, on which those of different kinds are compared, and on
+which the chosen one is estimated."""
 AFTER_POINTS = 1500
 """Points of an image by which it is judged whether a correction helps."""
 MENDED = 0.8
@@ -105,7 +106,7 @@ def _among(
     # Where only samples are compared, they are up to their spacing apart.
     gates = np.maximum(NEAR_M, NEAR_SPACINGS * spacing).tolist()
     more = some(moments, FULL)
-    for fit in (equal := _equal(usable, some(moments, SCREENED), index))[:2]:
+    for fit in (equal := _equal(usable, some(moments, COMPARED), index))[:2]:
         near = register(
             more[::2], fit.free, index, max_points=FULL_POINTS, gates=gates, start=fit.changes
         )
