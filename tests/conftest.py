@@ -6,7 +6,8 @@ lowering, the rest Python and waiting for commands, which import for seconds eac
 need a model share one of their file or of `small_runs.py`, arrays are numpy's where nothing is
 learned from compiling, shapes are few, an evaluation is small and draws its plots once, and what a
 command says is asked of `main` unless a process of its own is the point. Drawn repetitions beyond
-a few belong to `--long`.
+a few belong to `--long`. On two cores of a virtual machine 3,019 tests took 20 minutes, 41 minutes
+of processor time with installation and style checks.
 """
 
 import gc
