@@ -132,7 +132,7 @@ def _worst(evidence: Evidence) -> float:
 
 def _recovered(
     error: Error, drawn: Draw, path: Path, report: Report, corrections: Corrections
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return how far what was recovered is from the truth, relative to another camera."""
     if error.truth == "lag":
         shift = report.cameras["cam0"].shift
@@ -174,7 +174,7 @@ def _recovered(
 
 def _robot_recovered(
     error: Error, drawn: Draw, path: Path, report: Report, corrections: Corrections
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return how far the middle of the robot, or a joint, is from the truth."""
     if not corrections.moves_robot:
         return {}

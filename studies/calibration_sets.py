@@ -344,12 +344,12 @@ def _focal(factor: float) -> Callable[[np.ndarray], np.ndarray]:
 
 _FIRST = "cam0"
 ERRORS: tuple[Error, ...] = (
-    Error("turned", "1 degree", ("turned by",), _moved(1, 0), truth="pose"),
-    Error("turned", "2 degrees", ("turned by",), _moved(2, 0), truth="pose"),
-    Error("turned", "3 degrees", ("turned by",), _moved(3, 0), truth="pose"),
-    Error("moved", "1 cm", ("moved by",), _moved(0, 0.01), truth="pose"),
-    Error("moved", "3 cm", ("moved by",), _moved(0, 0.03), truth="pose"),
-    Error("turned and moved", "5 degrees, 5 cm", ("moved by",), _moved(5, 0.05), truth="pose"),
+    Error("turned", "1 degree", ("turned by",), _moved(1.0, 0.0), truth="pose"),
+    Error("turned", "2 degrees", ("turned by",), _moved(2.0, 0.0), truth="pose"),
+    Error("turned", "3 degrees", ("turned by",), _moved(3.0, 0.0), truth="pose"),
+    Error("moved", "1 cm", ("moved by",), _moved(0.0, 0.01), truth="pose"),
+    Error("moved", "3 cm", ("moved by",), _moved(0.0, 0.03), truth="pose"),
+    Error("turned and moved", "5 degrees, 5 cm", ("moved by",), _moved(5.0, 0.05), truth="pose"),
     Error("focal length", "times 1.1", ("focal length times",),
           _of("intrinsics", _focal(1.1), _FIRST), truth="focal"),
     Error("intrinsics of another size", "times 2", ("unscaled intrinsics",),

@@ -184,8 +184,10 @@ def _surface(
     Args:
       scan: what sees the surface.
       falls: where points fall.
-      at: the points, all where the surface goes on. NaN where it does not to the next pixel.
-        Positive is behind the surface.
+      at: the points, all where the surface goes on.
+
+    Returns:
+      Both, positive behind the surface; NaN where the surface does not go on to the next pixel.
     """
     height, width = scan.view.depth_m.shape
     inverse, down, right, bend_down, bend_right = (image.ravel() for image in scan.inverse)
