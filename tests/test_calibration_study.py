@@ -2,7 +2,6 @@
 
 import csv
 
-import pytest
 from extras import needed
 
 needed("mujoco")  # the study can take simulated sets
