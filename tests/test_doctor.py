@@ -74,11 +74,11 @@ def test_pairs_of_jax_and_flax(jax: str, flax: str, fits: bool, monkeypatch: Pat
 def test_what_cannot_be_imported_is_not_ok(
     code: str, fault: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    for module in ("open3d", "pykdtree"):
+    for module in ("open3d", "scipy"):
         (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doctor, "OPTIONAL", {"open3d-cpu": OPTIONAL["open3d-cpu"]})
-    monkeypatch.setattr(doctor, "CORE", {"pykdtree": "pykdtree"})
+    monkeypatch.setattr(doctor, "CORE", {"scipy": "scipy"})
     monkeypatch.setattr(system, "loads", lambda library: library != "libusb-1.0.so.0")
     (optional,), (core,) = doctor.check_optional(), doctor.check_versions()
     assert optional.status == core.status == "problem"

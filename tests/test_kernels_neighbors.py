@@ -1,5 +1,6 @@
 """Every search backend against brute force, also where points are missing, equal or not numbers."""
 
+import concurrent.futures
 import functools
 import importlib.util
 
@@ -11,7 +12,7 @@ import pytest
 import references
 
 from hdvpd.basics.errors import UserError
-from hdvpd.kernels import neighbors
+from hdvpd.kernels import neighbors, neighbors_host
 from hdvpd.kernels.neighbors_host import SEARCHES
 
 NUM_QUERIES, NUM_POINTS = 23, 40
@@ -85,6 +86,55 @@ def test_points_that_change_in_place_are_found_where_they_are(clouds):
         np.testing.assert_array_equal(indices, expected[0])
         np.testing.assert_allclose(distances, expected[1], rtol=1e-5)
         points[:] = points[::-1].copy() + np.float32(0.1)
+
+
+@pytest.fixture(scope="module", params=["space", "table", "line", "clusters", "grid"])
+def many_points(request):
+    """Return points of many leaves of the k-d tree, and places to ask from."""
+    rng = np.random.default_rng(4)
+    points = rng.normal(size=(1000, 3))
+    if request.param == "grid":  # all distances are exact, most are shared
+        points = rng.permutation(np.stack(np.meshgrid(*[np.arange(10.0)] * 3), -1).reshape(-1, 3))
+    if request.param == "clusters":  # 50 points in a place
+        points = np.repeat(points[:20], 50, axis=0)
+    points *= {"table": [1, 1, 0], "line": [0, 1, 0]}.get(request.param, [1, 1, 1])
+    queries = np.concatenate([points[::40], rng.normal(size=(30, 3))])
+    return queries.astype(np.float32), points.astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 7, 70])
+@pytest.mark.parametrize("max_distance", [2.0, np.inf])
+def test_trees_of_many_leaves_find_the_lesser_rows_of_what_is_as_near(many_points, k, max_distance):
+    queries, points = many_points
+    mask = np.random.default_rng(5).random(len(points)) < 0.9
+    found = search(queries, points, k, backend="kdtree", mask=mask, max_distance=max_distance)
+    expected = references.nearest(queries, points, k, mask, max_distance)
+    assert np.isfinite(expected[1]).any(1).mean() > 0.7
+    assert_same(found, expected)
+
+
+def test_threads_that_ask_at_once_are_answered_each():
+    rng = np.random.default_rng(6)
+    clouds = rng.normal(size=(40, 200, 3)).astype(np.float32)  # more than the trees that are kept
+    limits = np.full(2, np.inf, np.float32)
+
+    def ask(number):
+        points = clouds[number % len(clouds)]
+        indices, distances = np.empty((200, 2), np.int32), np.empty((200, 2), np.float32)
+        SEARCHES["kdtree"](points, points, np.ones(200, bool), limits, indices, distances)
+        return indices, distances
+
+    expected = [ask(number) for number in range(len(clouds))]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(10 * len(clouds))))
+    for number, (indices, distances) in enumerate(answers):
+        np.testing.assert_array_equal(indices, expected[number % len(clouds)][0])
+        np.testing.assert_array_equal(distances, expected[number % len(clouds)][1])
+    assert len(neighbors_host._trees) == neighbors_host._trees.maxlen
+
+
+def test_no_neighbours_are_found_where_none_are_wanted(clouds):
+    assert search(*clouds, 0, backend="kdtree").indices.shape == (NUM_QUERIES, 0)
 
 
 def test_masked_points_are_not_found(backend, clouds):

@@ -34,7 +34,6 @@ CORE = {
     "numpy": "numpy",
     "scipy": "scipy",
     "numba": "numba",
-    "pykdtree": "pykdtree",
     "av": "av",
 }
 """Packages whose versions decide numbers, stored bytes or speed, and what is imported of them."""

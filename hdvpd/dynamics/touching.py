@@ -143,9 +143,10 @@ def went_along(
     evidence = jnp.clip(evidence, -_EVIDENCE_M, _EVIDENCE_M)
     weights = jnp.exp(-((around.distances / _PARTNER_M) ** 2) - around.unlike)
     weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
-    for _ in range(_ROUNDS):
-        evidence = jnp.sum(weights * evidence[around.indices], axis=1)
-    return evidence
+    # A loop of the program: unrolled, every neighbour's evidence would be computed anew.
+    return jax.lax.fori_loop(
+        0, _ROUNDS, lambda _, e: jnp.sum(weights * e[around.indices], axis=1), evidence
+    )
 
 
 @pytree
@@ -215,6 +216,8 @@ def _colors(cloud: ParticleCloud, known: bool) -> Float[JaxArray, "n 3"]:
 
 
 def _median(x: Float[Array, "n"]) -> Float[JaxArray, ""]:
-    """Return the median of the finite entries, 0 without any."""
+    """Return the median of the finite ones of distances, 0 without any."""
     count = jnp.isfinite(x).sum()
-    return jnp.where(count > 0, jnp.sort(x)[jnp.maximum(count - 1, 0) // 2], 0.0)
+    # Bits of numbers that are not negative are in the same order, and integers are sorted sooner.
+    bits = jnp.sort(jax.lax.bitcast_convert_type(x, jnp.int32))[jnp.maximum(count - 1, 0) // 2]
+    return jnp.where(count > 0, jax.lax.bitcast_convert_type(bits, jnp.float32), 0.0)

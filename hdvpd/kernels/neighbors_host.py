@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.kernels.kdtree import Tree, build, nearest
 
 # A search among real points: (queries, points, k, max_distance) -> (distances, indices), missing
 # ones at infinity.
@@ -59,33 +60,36 @@ def _among_real_points(search: Search) -> Callable[..., None]:
     return fill
 
 
-@_among_real_points
 def kdtree(
-    queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Search with a compiled k-d tree on all cores."""
-    bound = None if np.isinf(max_distance) else max_distance * (1 + 1e-6)
-    queries = np.ascontiguousarray(queries, np.float32)
-    return _tree(points).query(queries, k, distance_upper_bound=bound)
+    queries: np.ndarray,
+    points: np.ndarray,
+    mask: np.ndarray,
+    reach: np.ndarray,
+    indices: np.ndarray,
+    distances: np.ndarray,
+) -> None:
+    """Search with a compiled k-d tree on all cores; of points as near, the lesser row is nearer."""
+    if indices.size:
+        tree = _tree(np.asarray(points, np.float32), mask)
+        nearest(tree, np.asarray(queries, np.float32), reach, indices, distances)
 
 
 # A cloud is asked by several searches of a step, by those of the next and for every chunk of an
-# image. A few trees per program that runs; large ones would take memory, and are asked for longer.
-_trees: collections.deque[tuple[np.ndarray, Any]] = collections.deque(maxlen=16)
+# image. A few trees per program that runs; large ones would take memory, and are asked for longer:
+# 16 of the largest that are kept take 32 MiB.
+_trees: collections.deque[tuple[bytes, Tree]] = collections.deque(maxlen=16)
 _MOST_KEPT = 1 << 16
 
 
-def _tree(points: np.ndarray) -> Any:
-    """Return the tree of points, which is built unless it is one of the last."""
-    from pykdtree.kdtree import KDTree
-
+def _tree(points: np.ndarray, mask: np.ndarray) -> Tree:
+    """Return the tree of the real points, which is built unless it is one of the last."""
+    content = points.tobytes() + mask.tobytes()
     for known, tree in tuple(_trees):
-        if np.array_equal(known, points):
+        if known == content:
             return tree
-    points = np.array(points, np.float32, order="C")  # a tree reads the points that it was made of
-    tree = KDTree(points, leafsize=16)
+    tree = build(points, np.flatnonzero(mask))
     if len(points) <= _MOST_KEPT:
-        _trees.append((points, tree))
+        _trees.append((content, tree))
     return tree
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import matplotlib
 import numpy as np
-from pykdtree.kdtree import KDTree
+from scipy.spatial import KDTree
 
 from hdvpd.basics.types import Bool, Float, UInt8
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Particles, Recording
@@ -64,8 +64,7 @@ def _nearest(
 ) -> Float[np.ndarray, "a"]:
     if not len(points) or not len(others):
         return np.zeros(len(points), np.float32)
-    tree = KDTree(np.ascontiguousarray(others, np.float32))
-    return tree.query(np.ascontiguousarray(points, np.float32), k=1)[0]
+    return np.asarray(KDTree(others).query(points)[0], np.float32)
 
 
 def components(
