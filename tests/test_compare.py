@@ -20,6 +20,7 @@ from flax import nnx
 from hdvpd.__main__ import main as command
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.files import locked
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import Rendering
 from hdvpd.commands import compare_runs
 from hdvpd.commands.compare_runs import PlannedRun, plan_runs
@@ -301,7 +302,7 @@ def test_members_differ_in_the_dynamics_only():
     for member in member_names():
         own = compare_runs.with_seed(with_member(config, member), 0)
         assert dataclasses.replace(own, model=config.model) == config
-        model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=nnx.Rngs(0)))
+        model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=Keys(0)))
         total, dynamics = (compare_runs.count_parameters(part) for part in (model, model.dynamics))
         shared.append(total - dynamics)
         assert 0 < dynamics < total

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scenes
-from flax import nnx
 
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import ParticleCloud, RobotPoints
 from hdvpd.dynamics.carrying import carried_motion
 from hdvpd.dynamics.mlp import Mlp
@@ -54,19 +54,19 @@ def zeros(*shape):
 
 
 def perceptron():
-    found = of_module(lambda: Mlp(32, 64, 48, rngs=nnx.Rngs(0)), lambda m, x: m(x), zeros(ROWS, 32))
+    found = of_module(lambda: Mlp(32, 64, 48, rngs=Keys(0)), lambda m, x: m(x), zeros(ROWS, 32))
     return found, counts.perceptron(ROWS, (32, 64, 48))
 
 
 def unet():
-    graphdef, params = scenes.random_params(lambda: UNet((32, 64), 16, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: UNet((32, 64), 16, rngs=Keys(0)))
     image = zeros(1, 64, 96, 3)
     found = operations(lambda p: scenes.apply(graphdef, p)(image), params)
     return found, counts.unet(1, 64, 96, (32, 64), 16)
 
 
 def block(call, need):
-    make = lambda: MODEL.dynamics.make(MODEL, scenes.SCENE, rngs=nnx.Rngs(0)).blocks[0]  # noqa: E731
+    make = lambda: MODEL.dynamics.make(MODEL, scenes.SCENE, rngs=Keys(0)).blocks[0]  # noqa: E731
     positions = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
     mask = np.ones(ROWS, bool)
     plan = MODEL.dynamics.local.plan(MODEL, positions, mask, jax.random.key(0))
@@ -102,7 +102,7 @@ def scene():
 
 def tokens():
     inputs = [zeros(ROWS, n) for n in (3, MODEL.feature_dim) * 2]
-    make = lambda: Tokens(MODEL, scene(), rngs=nnx.Rngs(0))  # noqa: E731
+    make = lambda: Tokens(MODEL, scene(), rngs=Keys(0))  # noqa: E731
     call = lambda t, *x: t(*clouds(*x), robot())[0]  # noqa: E731
     need = counts.tokens(ROWS, POINTS, DIM, MODEL.feature_dim, MODEL.position_frequencies)
     return of_module(make, call, *inputs), need
@@ -120,7 +120,7 @@ def read_out():
     inputs = [zeros(ROWS, n) for n in (DIM, 3, MODEL.feature_dim)]
     call = lambda r, x, *cloud: r(x, *clouds(*cloud, *cloud), robot())  # noqa: E731
     need = counts.read_out(ROWS, DIM, 3 + MODEL.feature_dim)
-    return of_module(lambda: ReadOut(MODEL, rngs=nnx.Rngs(0)), call, *inputs), need
+    return of_module(lambda: ReadOut(MODEL, rngs=Keys(0)), call, *inputs), need
 
 
 def sums():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import references
 import scenes
-from flax import nnx
+
+from hdvpd.basics.layers import Keys
 
 # With the optional carrying, so that symmetries and limits hold for it as well.
 CONFIG = scenes.tiny_config(
@@ -22,9 +23,7 @@ CENTER = np.array(scenes.SCENE.center)
 def make(changes=""):
     """Return definition and trained-looking parameters of an Interlacer."""
     config = scenes.changed(CONFIG, changes)
-    return scenes.random_params(
-        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
-    )
+    return scenes.random_params(lambda: config.dynamics.make(config, scenes.SCENE, rngs=Keys(0)))
 
 
 @functools.cache

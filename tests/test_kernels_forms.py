@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scenes
-from flax import nnx
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.basics.layers import Keys
 from hdvpd.kernels import walk_attention_pallas
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import knn
@@ -141,7 +141,7 @@ def test_setting_of_the_model_reaches_the_masks_of_its_layers(learned):
             f'dynamics.local.mask = "{learned}"',
         )
         local = config.dynamics.local
-        graphdef, params = scenes.random_params(lambda: local.make(config, rngs=nnx.Rngs(0)))
+        graphdef, params = scenes.random_params(lambda: local.make(config, rngs=Keys(0)))
 
         def layer(tokens):
             plan = local.plan(config, jnp.asarray(POINTS), mask, jax.random.key(0))

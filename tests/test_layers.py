@@ -44,6 +44,17 @@ def test_layers_are_those_of_flax(ours, theirs, sizes):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_keys_are_those_of_flax(jit):
+    def draw(keys):
+        return jnp.stack([jax.random.key_data(k) for k in (keys.params(), keys.params())])
+
+    ours, theirs = (lambda: draw(layers.Keys(3))), (lambda: draw(nnx.Rngs(params=3)))
+    found, expected = (jax.jit(f)() if jit else f() for f in (ours, theirs))
+    assert (found[0] != found[1]).any()
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_model_needs_few_compiled_draws_and_its_shapes_none(debug_config: Config):
     draws = (layers._truncated_normal, layers._normal)
     for draw in draws:

@@ -18,6 +18,7 @@ import scenes
 from flax import nnx
 
 from hdvpd.basics import sampling
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics import edges, graph_masks
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
@@ -59,9 +60,7 @@ def configure(member, changes=""):
 def make(member, changes=""):
     """Return definition and trained-looking parameters."""
     config = configure(member, changes)
-    return scenes.random_params(
-        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
-    )
+    return scenes.random_params(lambda: config.dynamics.make(config, scenes.SCENE, rngs=Keys(0)))
 
 
 @contextlib.contextmanager
@@ -232,7 +231,7 @@ def test_untrained_model_changes_nothing_at_all(member):
     config = configure(member)
 
     def initial_last_layer():
-        dynamics = config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
+        dynamics = config.dynamics.make(config, scenes.SCENE, rngs=Keys(0))
         return nnx.to_pure_dict(nnx.state(dynamics.read_out.mlp.out))
 
     run, params = jitted(member)

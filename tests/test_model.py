@@ -13,6 +13,7 @@ from flax import nnx
 
 import hdvpd.model
 from hdvpd.basics.geometry import pixel_rays, unproject
+from hdvpd.basics.layers import Keys
 from hdvpd.model import Model, ray_depth_l1, render_image, sample_rays
 
 HEIGHT, WIDTH = 12, 16
@@ -21,7 +22,7 @@ CONFIG = scenes.tiny_config()
 
 @functools.cache
 def model(config=CONFIG):
-    return scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    return scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
 
 
 @functools.cache
@@ -344,7 +345,7 @@ def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):
     """With every addition to the papers on, and all gradients are finite."""
     train = {"reconstruct": True, "depth_weight": 10.0, "near_ray_distance": 0.15}
     config = scenes.tiny_config(**EXTENDED, train=train)
-    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
 
     def total(params, batch, key):
         per_image = scenes.apply(graphdef, params).loss(batch, key)

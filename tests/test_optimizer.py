@@ -7,8 +7,8 @@ import optax
 import pytest
 import references
 import scenes
-from flax import nnx
 
+from hdvpd.basics.layers import Keys
 from hdvpd.config import TrainConfig
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, is_decayed, learning_rate
@@ -83,7 +83,7 @@ def test_first_moment_holds_the_clipped_gradient_so_its_norm_is_bounded():
 
 def test_weight_decay_acts_on_the_matrices_of_the_model_only():
     config = scenes.tiny_config()
-    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     decayed = {
         jax.tree_util.keystr(path, simple=True, separator="/"): (bool(value), leaf.ndim)
         for (path, value), leaf in zip(

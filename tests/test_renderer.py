@@ -15,6 +15,7 @@ import scenes
 from flax import nnx
 
 from hdvpd.basics.geometry import pixel_rays
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import Camera, ParticleCloud, Rays
 from hdvpd.config import RenderConfig
 from hdvpd.kernels import annular_sums_host
@@ -64,9 +65,7 @@ def surface(kernel=WIDEST, steepness=40.0, threshold=1.0, scale=20.0):
 
 def definition(config=CONFIG, kernels="xla", knn_backend="kdtree"):
     return scenes.random_params(
-        lambda: Renderer(
-            config, CHANNELS, knn_backend=knn_backend, kernels=kernels, rngs=nnx.Rngs(0)
-        )
+        lambda: Renderer(config, CHANNELS, knn_backend=knn_backend, kernels=kernels, rngs=Keys(0))
     )
 
 
@@ -508,7 +507,7 @@ def painted_table(step, half=0.2):
 @functools.cache
 def render_particles():
     module = Renderer(
-        PARTICLES, CHANNELS, colors=True, knn_backend="kdtree", kernels="xla", rngs=nnx.Rngs(0)
+        PARTICLES, CHANNELS, colors=True, knn_backend="kdtree", kernels="xla", rngs=Keys(0)
     )
     assert not jax.tree.leaves(nnx.state(module, nnx.Param))
     return jax.jit(

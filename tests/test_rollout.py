@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scenes
-from flax import nnx
 
+from hdvpd.basics.layers import Keys
 from hdvpd.dynamics.base import Change, advance
 from hdvpd.dynamics.rollout import rollout
 
@@ -25,7 +25,7 @@ CONFIG = scenes.tiny_config(model={"num_particles": 12}).model
 
 def make(**fields):
     config = dataclasses.replace(CONFIG, **fields)
-    build = lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))  # noqa: E731
+    build = lambda: config.dynamics.make(config, scenes.SCENE, rngs=Keys(0))  # noqa: E731
     return scenes.random_params(build)
 
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scenes
-from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.layers import Keys
 from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.spread import PARTICLES, exchanged_bytes, spread_rollout
@@ -20,7 +20,7 @@ MODEL = scenes.changed(scenes.tiny_config().model, "[dynamics]\nnum_layers = 2")
 
 
 def build(model=MODEL):
-    make = lambda: model.dynamics.make(model, scenes.SCENE, rngs=nnx.Rngs(0))  # noqa: E731
+    make = lambda: model.dynamics.make(model, scenes.SCENE, rngs=Keys(0))  # noqa: E731
     return scenes.random_params(make)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 import scenes
-from flax import nnx
 
 import hdvpd.model
+from hdvpd.basics.layers import Keys
 from hdvpd.model import Model
 from hdvpd.training import step as training
 from hdvpd.training.step import create_train_state, make_train_step, make_validate
@@ -168,7 +168,7 @@ def test_plan_matters_once_trained_and_not_before(trainer, batch, four_steps):
 def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkeypatch):
     train = dataclasses.replace(CONFIG.train, moving_ray_weight=4.0)
     config = dataclasses.replace(CONFIG, train=train)
-    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     sample, weights = hdvpd.model.sample_rays, []
 
     def record(*arguments, near):
@@ -184,7 +184,7 @@ def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkey
 
 def test_a_batch_in_parts_has_the_loss_of_the_whole():
     batch = jax.tree.map(jnp.asarray, scenes.make_batch(3, 4, 12, 16))
-    graphdef, params = scenes.random_params(lambda: Model(CONFIG, scenes.SCENE, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: Model(CONFIG, scenes.SCENE, rngs=Keys(0)))
 
     @jax.jit
     def loss(batch, first):
@@ -204,7 +204,7 @@ def test_host_and_xla_agree_on_the_loss(trainer, batch, four_steps):
     _, _, _, validate = trainer
     model = dataclasses.replace(CONFIG.model, kernels="xla", knn="kdtree")
     config = dataclasses.replace(CONFIG, model=model)
-    graphdef, _ = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    graphdef, _ = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     params = on_device(four_steps[0].params)
     with jax.debug_key_reuse(False):
         host = validate(params, batch, jax.random.key(2))

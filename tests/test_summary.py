@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scenes
-from flax import nnx
 
 from hdvpd.__main__ import main
+from hdvpd.basics.layers import Keys
 from hdvpd.config.experiments import load_config
 from hdvpd.config.members import member_names, with_member
 from hdvpd.model import Model
@@ -31,7 +31,7 @@ CONFIG = scenes.tiny_config(
 def test_parts_add_up_to_the_model(member):
     config = with_member(CONFIG, member)
     counts = count_parameters(config, scenes.SCENE)
-    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     sizes = {name: sum(x.size for x in jax.tree.leaves(tree)) for name, tree in params.items()}
     assert sum(counts.values()) == sum(sizes.values())
     assert counts["unet"] == sizes["unet"]
@@ -82,7 +82,7 @@ def test_residuals_of_a_dynamics_step_are_near_the_compilers_memory(member, long
         pytest.skip("compiles a gradient for every member; make longtest")
     config = with_member(CONFIG, member)
     step = _dynamics_step(config, scenes.SCENE)
-    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     clouds = [scenes.random_cloud(seed, 256, 6) for seed in range(4)]
     stacked = jax.tree.map(lambda *x: np.stack(x).reshape(2, 2, *x[0].shape), *clouds)
     robot = jax.tree.map(lambda x: np.stack([x, x]), scenes.random_robot(0, 3))
@@ -101,7 +101,7 @@ def test_memory_of_a_training_step_is_near_the_compilers(remat, long):
     if not long:
         pytest.skip("compiles two training steps; make longtest")
     config = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, remat=remat))
-    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     batch = scenes.make_batch(config.train.batch_size, 2 + config.train.horizon,
                               config.data.height, config.data.width)  # fmt: skip
 

@@ -47,6 +47,27 @@ def ones(key: PRNGKey, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Ar
     return _on_device(np.ones(shape, dtype))
 
 
+class Keys(nnx.Rngs):
+    """The keys of `nnx.Rngs(params=seed)`, counted in Python.
+
+    nnx counts in an array, and before it adds one asks a tracer for its sharding, twice: refusing
+    writes a message about all that was traced so far, half of the time that a model's shapes took.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.params = _Counted(seed, tag="params")
+
+
+class _Counted(nnx.RngStream):
+    drawn = 0
+
+    def __call__(self) -> jax.Array:
+        key = jax.random.fold_in(self.key[...], self.drawn)
+        self.drawn += 1
+        return key
+
+
 Linear = functools.partial(nnx.Linear, kernel_init=lecun_normal, bias_init=zeros)
 Conv = functools.partial(nnx.Conv, kernel_init=lecun_normal, bias_init=zeros)
 LayerNorm = functools.partial(nnx.LayerNorm, scale_init=ones, bias_init=zeros)

@@ -20,6 +20,7 @@ from flax import nnx
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.files import explain_write_errors, sync
+from hdvpd.basics.layers import Keys
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml
 from hdvpd.model import Model
@@ -245,7 +246,7 @@ def load_model(
     step = store.sound_step(step)
     config, scene, _ = store.read_origin(step)
     # Shapes are enough: initialising parameters only to replace them costs seconds.
-    blank = nnx.eval_shape(lambda: Model(config, scene, rngs=nnx.Rngs(0)))
+    blank = nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
     graphdef, shapes = nnx.split(blank)
     params = store.restore_params(step, nnx.to_pure_dict(shapes))
     return merge_model(graphdef, params), config, scene, step

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import Array, Batch, Int, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
@@ -46,7 +47,7 @@ TrainStep = Callable[[TrainState, Batch, PRNGKey], tuple[TrainState, Metrics]]
 
 def create_model(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, Params]:
     """Build the model; return its graph definition and its parameters as a pure dictionary."""
-    model = Model(config, scene, rngs=nnx.Rngs(params=config.train.seed))
+    model = Model(config, scene, rngs=Keys(config.train.seed))
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
 

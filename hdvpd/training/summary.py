@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.layers import Keys
 from hdvpd.basics.tables import Table
 from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 from hdvpd.config import Config, SceneSpec
@@ -193,7 +194,7 @@ def count_parameters(config: Config, scene: SceneSpec) -> dict[str, int]:
 
 @functools.lru_cache
 def _abstract_model(config: Config, scene: SceneSpec) -> Model:
-    return nnx.eval_shape(lambda: Model(config, scene, rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
 
 
 def _part(path: list[str | int]) -> str:
