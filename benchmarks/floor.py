@@ -235,7 +235,7 @@ def dynamics_parts(
     ):
         part = bench.part(name, needed, function, block, tokens, plan)
         yield dataclasses.replace(part, calls=layers)
-    outputs = 3 + config.feature_dim + (2 if config.contact else config.carry)
+    outputs = 3 + config.feature_dim + (config.carry and not config.contact)
     needed = [counts.read_out(particles, width, outputs)]
     if config.carry or config.contact:
         needed.append(counts.carried(particles, points, 1))

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 import scenes
 from flax import nnx
 
@@ -79,7 +80,7 @@ def test_edges_see_offsets_to_the_nearest_points_only():
 def test_what_the_robot_does_not_reach_stays_as_it_is():
     """Whatever is learned: neither places nor features change there."""
     config = scenes.tiny_config(model={"carry": True, "contact": True}).model
-    graphdef, params = scenes.random_params(lambda: ReadOut(config, rngs=nnx.Rngs(0)))
+    graphdef, params = scenes.random_params(lambda: ReadOut(config, scenes.SCENE, rngs=nnx.Rngs(0)))
     read_out = jax.jit(lambda *x: scenes.apply(graphdef, params)(*x))
     cloud, robot = scenes.random_cloud(0, 6, config.feature_dim), scenes.random_robot(1, 3)
     tokens = np.random.default_rng(2).normal(size=(6, config.latent_dim)).astype(np.float32)
@@ -92,11 +93,16 @@ def test_what_the_robot_does_not_reach_stays_as_it_is():
             assert (np.abs(np.asarray(x)).max() > 1e-4) == moves
 
 
+def read_out_of(config, num_points):
+    scene = dataclasses.replace(scenes.SCENE, num_robot_points=num_points)
+    return ReadOut(config, scene, rngs=nnx.Rngs(0))
+
+
 def test_what_went_along_with_the_robot_goes_along_again_before_anything_is_learned():
     """The robot moves 4 cm per step past two surfaces: one went with it, one stood."""
     settings = {"carry": True, "contact": True, "colors": True, "lasting_features": True}
     config = scenes.tiny_config(model=settings).model
-    read_out = ReadOut(config, rngs=nnx.Rngs(0))
+    read_out = read_out_of(config, 2)
     step = np.asarray([0.04, 0.0, 0.0])
     rng = np.random.default_rng(0)
     went, stood = rng.uniform(0, 0.06, (2, 30, 3)) * [1, 1, 0] + [[[0, 0, 0.03]], [[0, 0, 0.08]]]
@@ -133,7 +139,7 @@ def test_what_a_closed_hand_touches_goes_along_as_a_whole_before_anything_is_lea
         gripper=np.full((3, 1), 0.1, np.float32),
     )
     tokens = np.zeros((162, config.latent_dim), np.float32)
-    read_out = ReadOut(config, rngs=nnx.Rngs(0))
+    read_out = read_out_of(config, 1)
     moved = np.asarray(jax.jit(lambda *x: read_out(*x))(tokens, cloud, cloud, robot).displacement)
     block, table = moved[:81], moved[81:]
     # Near the hand, a grid's next row is nearly where the row before would have come from.
@@ -143,9 +149,10 @@ def test_what_a_closed_hand_touches_goes_along_as_a_whole_before_anything_is_lea
     assert np.abs(table).max() < 3e-3
 
 
-def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
-    """Graph, surroundings, counterparts both ways, points of two slices, and those at t."""
-    settings = {"carry": True, "contact": True, "colors": True, "knn": "kdtree"}
+@pytest.mark.parametrize(("up", "searches"), [("none", 7), ("z", 8)])
+def test_a_step_searches_once_for_what_tokens_and_read_out_ask(up, searches):
+    """Graph, surroundings, counterparts both ways, points of two slices and at t; the support."""
+    settings = {"carry": True, "contact": True, "colors": True, "knn": "kdtree", "up": up}
     config = scenes.tiny_config(model=settings).model
     graphdef, params = scenes.random_params(
         lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
@@ -153,14 +160,14 @@ def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
     clouds = [scenes.random_cloud(seed, 48, config.feature_dim) for seed in (0, 1)]
     steps = jax.jit(lambda *x: rollout(scenes.apply(graphdef, params), *x, jax.random.key(0)))
     text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
-    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == 7
+    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == searches
 
 
 def test_training_cannot_overrule_what_geometry_shows():
     """However large the weights: what stood still beside a moving robot stays."""
     settings = {"carry": True, "contact": True, "colors": True, "displacement_unit": 1e-6}
     config = scenes.tiny_config(model=settings).model
-    read_out = ReadOut(config, rngs=nnx.Rngs(0))
+    read_out = read_out_of(config, 1)
     bias = read_out.mlp.out.bias
     assert bias is not None
     bias[...] = bias[...] + 1e3

@@ -120,7 +120,7 @@ def read_out():
     inputs = [zeros(ROWS, n) for n in (DIM, 3, MODEL.feature_dim)]
     call = lambda r, x, *cloud: r(x, *clouds(*cloud, *cloud), robot())  # noqa: E731
     need = counts.read_out(ROWS, DIM, 3 + MODEL.feature_dim)
-    return of_module(lambda: ReadOut(MODEL, rngs=Keys(0)), call, *inputs), need
+    return of_module(lambda: ReadOut(MODEL, scenes.SCENE, rngs=Keys(0)), call, *inputs), need
 
 
 def sums():

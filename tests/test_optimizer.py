@@ -81,6 +81,15 @@ def test_first_moment_holds_the_clipped_gradient_so_its_norm_is_bounded():
     assert norm == pytest.approx((1 - config.b1) * 0.01, rel=1e-5)
 
 
+def test_what_is_learned_before_the_first_step_does_not_decay():
+    settings = {"carry": True, "contact": True, "colors": True}
+    config = scenes.tiny_config(model=settings)
+    _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
+    read_out = is_decayed(params)["dynamics"]["read_out"]
+    assert not any(jax.tree.leaves(read_out["identity"]))
+    assert any(jax.tree.leaves(read_out["mlp"]))
+
+
 def test_weight_decay_acts_on_the_matrices_of_the_model_only():
     config = scenes.tiny_config()
     _, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))

@@ -97,13 +97,13 @@ def test_an_object_is_touched_as_a_whole_and_the_table_is_not():
 
 
 def test_the_share_is_that_of_the_way_within_the_radius():
-    """The eight nearest in a square grid of 1.5 cm reach 2.12 cm: the radius is 2.74 cm."""
+    """The eight nearest in a square grid of 1.5 cm reach 2.12 cm: the radius is 3.24 cm."""
     cloud = cloud_of(grid(0.12), np.tile(RED, (9 * 9, 1)))
     for way_m, end_m in ((0.05, 0.01), (0.05, 0.02), (0.05, 0.04), (0.01, 0.01)):
         end = np.asarray([0.06, 0.06, end_m])
         told = touch(cloud, hand(end + [0, 0, way_m], end))
         open_by = 1 / (1 + np.exp((0.1 - 0.65) / 0.05))
-        expected = np.clip((0.02 + 0.35 * 0.015 * 2**0.5 - end_m) / way_m, 0, 1) * open_by
+        expected = np.clip((0.025 + 0.35 * 0.015 * 2**0.5 - end_m) / way_m, 0, 1) * open_by
         np.testing.assert_allclose(told.share, expected, atol=1e-5)
 
 

@@ -101,6 +101,10 @@ class AbstractDynamicsSettings(Settings, abc.ABC):
         """Return the model, a `hdvpd.dynamics.base.AbstractDynamics`."""
 
 
+Up = Literal["none", "x", "y", "z", "-x", "-y", "-z"]
+"""Axis of the world that points up, where it is known."""
+
+
 @dataclass(frozen=True)
 class ModelConfig(Settings):
     """The encoder, and what every dynamics model reads; its own settings are in `dynamics`."""
@@ -132,8 +136,11 @@ class ModelConfig(Settings):
     learned much sooner than from attention alone (not in the papers)."""
     contact: bool = False
     """Particles know their nearest kinematic points, whether standing still or the robot explains
-    the last step, and whether the plan touches their object; what went along does so again, and
-    what is touched goes along, unless training says otherwise (not in the papers)."""
+    the last step, and whether the plan touches their object; the robot's go along with it, what it
+    touches is pushed, what it holds goes along until it is let go (not in the papers)."""
+    up: Up = "none"
+    """Axis of the world that points up, for model.contact: what is off its support is held, and
+    falls when it is let go; with none, gravity is not known and nothing falls."""
     colors: bool = False
     """The first three features are the pixel's colour, and the renderer's colour is relative to
     theirs (not in the papers, whose features are all the U-Net's)."""
@@ -268,6 +275,9 @@ class TrainConfig(Settings):
     match_weight: PositiveOrZero = 0.0
     """Of the distance between predicted particles and the points measured at that time [m] in the
     loss, with model.colors; 0 for none (paper)."""
+    identity_steps: CountOrZero = 2000
+    """With model.contact: steps in which the model learns from recorded frames, before all else,
+    which particles are the robot's; 0 takes what is near its skeleton for the robot's."""
     near_ray_distance: PositiveOrZero = 0.0
     """Rays also prefer pixels within this of a kinematic point [m], moving or not; 0 does not look
     at the robot (default for the paper)."""

@@ -106,7 +106,14 @@ def reached(
 
     With a reach of 12 cm it is flat on the robot's surface and lets go of everything else.
     """
-    nearest = _squared_distances(positions, points).min(axis=1, keepdims=True)
+    squared = _squared_distances(positions, points)
+    nearest = jax.lax.stop_gradient(squared.min(axis=1, keepdims=True))
+    # The gradient of a minimum divides by how many are equal to it, which are none where a compiler
+    # computes distances twice and rounds otherwise.
+    equal = jax.lax.stop_gradient(squared <= nearest)
+    share = equal / jnp.maximum(equal.sum(axis=1, keepdims=True), 1)
+    way = jnp.sum(share * squared, axis=1, keepdims=True)
+    nearest += way - jax.lax.stop_gradient(way)
     return jnp.exp(-((nearest / reach_m**2) ** 2))
 
 

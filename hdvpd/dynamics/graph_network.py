@@ -135,7 +135,7 @@ class GraphNetwork(AbstractDynamics):
         self.rounds = nnx.List([MessageRound(dim, rngs=rngs) for _ in rounds])
         self.down_edge = EdgeMlp(dim, OFFSET_DIM, rngs=rngs)
         self.down_node = NormedMlp(2 * dim, dim, rngs=rngs)
-        self.read_out = ReadOut(model, rngs=rngs)
+        self.read_out = ReadOut(model, scene, rngs=rngs)
         self.settings = settings
         self.model = model
 

@@ -147,7 +147,7 @@ class Interlacer(AbstractDynamics):
         self.tokens = Tokens(model, scene, rngs=rngs)
         layers = range(settings.num_layers)
         self.blocks = nnx.List([Block(settings, model, seed=n, rngs=rngs) for n in layers])
-        self.read_out = ReadOut(model, rngs=rngs)
+        self.read_out = ReadOut(model, scene, rngs=rngs)
         self.settings = settings
         self.model = model
 

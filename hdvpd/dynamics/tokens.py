@@ -1,6 +1,5 @@
 """What every dynamics model shares: both clouds and the robot as tokens, tokens as a change."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -10,23 +9,16 @@ from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion, carried_motions, reached
 from hdvpd.dynamics.contact import ContactTokens
+from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.touching import surroundings, touched, went_along
+from hdvpd.dynamics.things import moved_things
+from hdvpd.dynamics.touching import surroundings, went_along
 
 _POINT_EMBEDDING_DIM = 16
-# Evidence that is worth one unit of the gate's logit.
+# Evidence that the read-out is told of in this unit.
 _EVIDENCE_UNIT_M = 0.001
-# What is near the skeleton is the robot's where no motion has told yet.
-_UNTOLD = 2.0
-# What went along in the last step is the robot's or was held by it, and may be let go.
-_WENT_ALONG = 4.0
-# Where the robot reaches: an object goes along as a whole, also where it is far from the hand.
+# Where the robot reaches: objects are moved as a whole, also where they are far from the hand.
 _REACH_M = 0.25
-# A share of a step that is none, or the whole, is this far from what a sigmoid can say.
-_SHARE_MARGIN = 1e-4
-# What is learned is worth this much of the gates' logits at most, so that training decides where
-# geometry and history do not: else it first opens the gates of all that is near the robot.
-_LEARNED = 5.0
 # Numbers that the read-out is told of touching, beside a token.
 _TOLD = 4
 
@@ -110,14 +102,19 @@ class Tokens(nnx.Module):
 class ReadOut(nnx.Module):
     """Turn the tokens of the current particles into their bounded change (arXiv 2406.19800)."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, scene: SceneSpec, *, rngs: nnx.Rngs):
         dim = config.latent_dim
         self.norm = LayerNorm(dim, rngs=rngs)
-        gates = 2 if config.contact else int(config.carry)
-        size_out = 3 + config.feature_dim + gates
+        gate = config.carry and not config.contact
+        size_out = 3 + config.feature_dim + gate
         self.mlp = Mlp(dim + _TOLD * config.contact, dim, size_out, rngs=rngs)
         # Zero last layer: the untrained model copies the last state.
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
+        self.identity = (
+            Identity(scene.num_robot_points, colors=config.colors, rngs=rngs)
+            if config.contact
+            else None
+        )
         self.config = config
 
     def __call__(
@@ -128,8 +125,8 @@ class ReadOut(nnx.Module):
         robot: RobotPoints,
     ) -> Change:
         """Return the change of `current`, whose tokens are given; padding does not change."""
-        if self.config.contact:
-            return self._touching(self.norm(tokens), previous, current, robot)
+        if self.identity is not None:
+            return self._touching(self.identity, self.norm(tokens), previous, current, robot)
         raw = self._read(self.norm(tokens), current)
         moved_m = self._free(raw)
         if self.config.carry:
@@ -153,38 +150,33 @@ class ReadOut(nnx.Module):
 
     def _touching(
         self,
+        identity: Identity,
         tokens: Float[JaxArray, "n d"],
         previous: ParticleCloud,
         current: ParticleCloud,
         robot: RobotPoints,
     ) -> Change:
-        """Return the change with `model.contact`: learned from where geometry and history begin.
+        """Return the change with `model.contact`: what the robot does, and what is learned beside.
 
-        What went along with the skeleton in the last step does so again; what will be touched goes
-        along with what touches it; nothing else moves.
+        The robot's particles go along with its skeleton, the others as `moved_things` says.
         """
         options = {"colors": self.config.colors, "backend": self.config.knn}
         around = surroundings(current, **options)
-        # What the tokens have asked as well is computed once (`touching.counterparts`).
         carried_m, back_m = carried_motions(current, robot, 1)
-        history = went_along(current, previous, back_m, around, **options) / _EVIDENCE_UNIT_M
-        touch = touched(current, robot, around, **options)
+        evidence = went_along(current, previous, back_m, around, **options)
+        robots = identity.is_robot(current, robot.positions[1], around, evidence)
+        things = moved_things(
+            current, robot, ~robots, around, evidence, up=self.config.up, **options
+        )
         told = [
-            jnp.tanh(history),
-            touch.share,
-            jnp.tanh(touch.gap_m / MOTION_SCALE_M),
-            touch.opening,
+            jnp.tanh(evidence / _EVIDENCE_UNIT_M),
+            things.touch.share,
+            jnp.tanh(things.touch.gap_m / MOTION_SCALE_M),
+            things.touch.opening,
         ]
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
         raw *= reached(current.positions, robot.positions[1], _REACH_M)
-        learned = _LEARNED * jnp.tanh(raw[:, -2:] / _LEARNED)
-        carried_m = carried_m[:, :3]
-        share = jnp.clip(touch.share, _SHARE_MARGIN, 1 - _SHARE_MARGIN)
-        pushed = jax.nn.sigmoid(learned[:, 0] + jax.scipy.special.logit(share))[:, None]
-        told_carried = jnp.minimum(history + _UNTOLD, _WENT_ALONG)
-        carried = jax.nn.sigmoid(learned[:, 1] + told_carried)[:, None]
-        moved_m = self._free(raw) + pushed * carried_m[touch.origin]
-        moved_m += (1 - pushed) * carried * carried_m
-        return self._bounded(moved_m, raw)
+        moved_m = jnp.where(robots[:, None], carried_m[:, :3], things.displacement)
+        return self._bounded(self._free(raw) + moved_m, raw)

@@ -4,10 +4,12 @@ Beyond the papers (`model.contact`): pure functions of observed places, colours 
 plan. Nothing here has a gradient. Lengths are metres.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.types import Array, Float, Int, JaxArray, ParticleCloud, RobotPoints, pytree
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, ParticleCloud, RobotPoints, pytree
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
 NUM_POINTS = 4
@@ -27,13 +29,13 @@ _ROUNDS = 2
 _DARK = 0.1
 # A finger's surface is this far from its kinematic points; measured surfaces are seen as particles,
 # the nearest of which is about half as far as a particle's surroundings reach.
-_TOUCH_M = 0.02
+_TOUCH_M = 0.025
 _TOUCH_SPACING = 0.35
 # Rounds in which a touch spreads over an object, and how much farther from the hand a particle
 # seems by a step across an edge of `_PARTNER_COLOR`.
 _SPREADING = 8
-_EDGE_M = 0.03
-# A hand as open as this touches nothing that is between its fingers.
+_EDGE_M = 0.02
+# An opening half way between open and closed.
 _OPEN = 0.65
 _OPEN_WIDTH = 0.05
 _SHORTEST_WAY_M = 0.01
@@ -53,6 +55,11 @@ class Surroundings:
     distances: Float[Array, "n k"]
     unlike: Float[JaxArray, "n k"]
 
+    def among(self, mask: Bool[Array, "n"]) -> "Surroundings":
+        """Return the surroundings of which only particles of a mask are left; others are at inf."""
+        distances = jnp.where(jnp.asarray(mask)[self.indices], self.distances, jnp.inf)
+        return dataclasses.replace(self, distances=distances)
+
 
 def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto") -> Surroundings:
     """Find every particle's surroundings.
@@ -63,6 +70,7 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
         particles are alike.
       backend: of the neighbour search.
     """
+    cloud = jax.lax.stop_gradient(cloud)
     near = knn(cloud.positions, cloud.positions, _PARTNERS, mask=cloud.mask, backend=backend)
     own = _colors(cloud, colors)
     brightness = own.mean(axis=-1, keepdims=True)
@@ -70,6 +78,16 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
     hue = (own - brightness) / (brightness + _DARK)
     unlike = jnp.sum((hue[near.indices] - hue[:, None]) ** 2, axis=-1) / _PARTNER_COLOR**2
     return Surroundings(indices=near.indices, distances=near.distances, unlike=unlike)
+
+
+def shared(values: Float[Array, "n"], around: Surroundings) -> Float[JaxArray, "n"]:
+    """Return the mean that near particles of one colour agree on, in two rounds."""
+    weights = jnp.exp(-((around.distances / _PARTNER_M) ** 2) - around.unlike)
+    weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
+    # A loop of the program: unrolled, every neighbour's value would be computed anew.
+    return jax.lax.fori_loop(
+        0, _ROUNDS, lambda _, x: jnp.sum(weights * x[around.indices], axis=1), jnp.asarray(values)
+    )
 
 
 def counterparts(
@@ -141,12 +159,7 @@ def went_along(
     stood, went = jnp.split(distance, 2)
     evidence = jnp.minimum(stood, 1.0) - jnp.minimum(went, 1.0)
     evidence = jnp.clip(evidence, -_EVIDENCE_M, _EVIDENCE_M)
-    weights = jnp.exp(-((around.distances / _PARTNER_M) ** 2) - around.unlike)
-    weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
-    # A loop of the program: unrolled, every neighbour's evidence would be computed anew.
-    return jax.lax.fori_loop(
-        0, _ROUNDS, lambda _, e: jnp.sum(weights * e[around.indices], axis=1), evidence
-    )
+    return shared(evidence, around)
 
 
 @pytree
@@ -158,12 +171,19 @@ class Touch:
       gap_m: from the object to the nearest kinematic point at t [m].
       opening: of the hand that is nearest at t.
       origin: number of the object's particle that is nearest to the robot at t.
+      point: number of the kinematic point that it is nearest to.
     """
 
     share: Float[JaxArray, "n"]
     gap_m: Float[JaxArray, "n"]
     opening: Float[JaxArray, "n"]
     origin: Int[JaxArray, "n"]
+    point: Int[JaxArray, "n"]
+
+
+def closed(opening: Float[Array, "*batch"]) -> Float[JaxArray, "*batch"]:
+    """Return how far hands are closed, 0 to 1: open ones touch nothing between their fingers."""
+    return jax.nn.sigmoid((_OPEN - jnp.asarray(opening)) / _OPEN_WIDTH)
 
 
 def touched(
@@ -178,7 +198,7 @@ def touched(
 
     A particle's distance to the robot at t is that of the nearest particle to which a path through
     like neighbours leads; a step across a colour's edge makes it seem farther. So an object is
-    touched as a whole, and the table below it is not. In contact is what is nearer than 2 cm and
+    touched as a whole, and the table below it is not. In contact is what is nearer than 2.5 cm and
     half of the surroundings' reach; a hand that comes nearer touches during the rest of the step.
 
     Args:
@@ -206,9 +226,10 @@ def touched(
     radius_m = _TOUCH_M + _TOUCH_SPACING * reach_m
     coming_m = (jnp.asarray(now.distances)[:, 0] - direct_m)[origin]
     share = jnp.clip((radius_m - gap_m) / jnp.maximum(coming_m, _SHORTEST_WAY_M), 0.0, 1.0)
-    opening = jnp.asarray(robot.gripper)[2][then.indices[:, 0]][origin]
-    share *= jax.nn.sigmoid((_OPEN - opening) / _OPEN_WIDTH)
-    return Touch(share=share, gap_m=gap_m, opening=opening, origin=origin)
+    point = then.indices[:, 0][origin]
+    opening = jnp.asarray(robot.gripper)[2][point]
+    share *= closed(opening)
+    return Touch(share=share, gap_m=gap_m, opening=opening, origin=origin, point=point)
 
 
 def _colors(cloud: ParticleCloud, known: bool) -> Float[JaxArray, "n 3"]:

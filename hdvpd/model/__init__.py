@@ -196,7 +196,7 @@ class Model(nnx.Module):
         def match(
             frames: RgbdFrames, cloud: ParticleCloud, colors: Float[Array, "n 3"], key: PRNGKey
         ) -> Float[Array, ""]:
-            measured = self._measure(frames, cloud.mask.shape[0], key)
+            measured = self.measure(frames, cloud.mask.shape[0], key)
             return match_distance(
                 cloud.positions, colors, cloud.mask,
                 measured.positions, jax.nn.sigmoid(measured.features), measured.mask,
@@ -212,7 +212,7 @@ class Model(nnx.Module):
 
         return jnp.asarray(each(match_window, frames, clouds, keys)).mean(axis=0)
 
-    def _measure(self, frames: RgbdFrames, num_points: int, key: PRNGKey) -> ParticleCloud:
+    def measure(self, frames: RgbdFrames, num_points: int, key: PRNGKey) -> ParticleCloud:
         """Draw points of the views, axes (v), of one time step; their features are the colours'."""
         colors = color_features(jnp.asarray(frames.rgb, jnp.float32) / 255.0)
         points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)

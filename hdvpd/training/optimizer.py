@@ -22,11 +22,13 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 def is_decayed(params: optax.Params) -> optax.Params:
     """Say which parameters decay: kernels of dense layers and convolutions.
 
-    Not biases, norms, embeddings or the walks' modulation.
+    Not biases, norms, embeddings or the walks' modulation, nor what was learned beforehand and has
+    no gradient any more (`identity`).
     """
 
     def by_name(path: tuple, _: jax.Array) -> bool:
-        return getattr(path[-1], "key", None) == "kernel"
+        keys = [getattr(part, "key", None) for part in path]
+        return keys[-1] == "kernel" and "identity" not in keys
 
     return jax.tree_util.tree_map_with_path(by_name, params)
 

@@ -1,5 +1,7 @@
 """Where a training begins: at its first step, or at the last sound checkpoint of its run."""
 
+import dataclasses
+
 import jax
 from flax import nnx
 
@@ -7,11 +9,12 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.training.checkpoint_folder import Progress
 from hdvpd.training.checkpoints import CheckpointStore, require_disk_space
+from hdvpd.training.identity import learn_identity
 from hdvpd.training.parallel import Layout
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
-from hdvpd.training.step import TrainState, create_train_state
+from hdvpd.training.step import TrainState, create_train_state, merge_model
 
 _NEW = -1
 
@@ -48,6 +51,7 @@ def start_or_restore(
     )
     if chosen == _NEW:
         graphdef, state = create_train_state(config, scene)
+        state = team.together(lambda: with_identity(config, graphdef, state, dataset))
         team.together(
             lambda: require_disk_space(store.path.parent, state) if team.primary else None
         )
@@ -71,6 +75,15 @@ def start_or_restore(
             if later > chosen:
                 store.set_aside(later)
     return restored
+
+
+def with_identity(
+    config: Config, graphdef: nnx.GraphDef, state: TrainState, dataset: Dataset
+) -> TrainState:
+    """Return the state of a model that has learned which particles are the robot's."""
+    model = merge_model(graphdef, state.params)
+    learn_identity(model, config, dataset)
+    return dataclasses.replace(state, params=nnx.to_pure_dict(nnx.state(model)))
 
 
 def find_start(store: CheckpointStore, step: int | None) -> int:
