@@ -20,6 +20,7 @@ CONFIG = scenes.tiny_config(
 CENTER = np.array(scenes.SCENE.center)
 
 
+@functools.cache
 def make(changes=""):
     """Return definition and trained-looking parameters of an Interlacer."""
     config = scenes.changed(CONFIG, changes)

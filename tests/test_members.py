@@ -57,6 +57,7 @@ def configure(member, changes=""):
     return scenes.changed(scenes.changed(CONFIG, MEMBERS[member]), changes)
 
 
+@functools.cache
 def make(member, changes=""):
     """Return definition and trained-looking parameters."""
     config = configure(member, changes)

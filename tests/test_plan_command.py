@@ -1,6 +1,7 @@
 """`hdvpd plan` and the studies of planning at debug size: what they write, what they refuse."""
 
 import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -28,6 +29,7 @@ from hdvpd.planning.skills import Grasp, Push  # noqa: E402
 from hdvpd.planning.solvers import ICEM  # noqa: E402
 from hdvpd.planning.trials import begin_trial, skill  # noqa: E402
 from hdvpd.world.state import near  # noqa: E402
+from studies import resumable  # noqa: E402
 from studies.__main__ import PROGRAM, Study  # noqa: E402
 from studies.controls import Chance, NothingMoves, Simulator, ToolDistance  # noqa: E402
 
@@ -48,6 +50,19 @@ def trial(world):
 @pytest.fixture(scope="module")
 def state(world, trial):
     return world.observe(trial.rgb, trial.depth_m, trial.cameras, trial.joints, seed=0)
+
+
+@pytest.fixture
+def begun_once(monkeypatch):
+    """Simulate and render every start of the studies once; nothing changes a trial."""
+    monkeypatch.setattr(resumable, "begin_trial", _begun)
+
+
+def _begun(task, size, seed):
+    return _begun_once(task, size, tuple(seed))
+
+
+_begun_once = functools.cache(begin_trial)
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +235,7 @@ def test_a_trial_goes_on_from_where_it_was(trial):
     np.testing.assert_array_equal(later.joints[0], trial.joints[1])
 
 
+@pytest.mark.usefixtures("begun_once")
 def test_the_ranking_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch):
     from studies import executions, ranking
     from studies.settings import ExecutionSettings, RankingSettings
@@ -276,6 +292,7 @@ def test_scores_of_a_ranking_are_their_definitions():
     assert np.isnan(_scores(alike, "model", 0)[0])
 
 
+@pytest.mark.usefixtures("begun_once")
 def test_the_closed_loop_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch, capsys):
     from studies import closed_loop
     from studies.settings import ClosedLoopSettings

@@ -63,6 +63,7 @@ def surface(kernel=WIDEST, steepness=40.0, threshold=1.0, scale=20.0):
     return shade
 
 
+@functools.cache
 def definition(config=CONFIG, kernels="xla", knn_backend="kdtree"):
     return scenes.random_params(
         lambda: Renderer(config, CHANNELS, knn_backend=knn_backend, kernels=kernels, rngs=Keys(0))

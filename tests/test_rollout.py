@@ -23,6 +23,7 @@ def key():
 CONFIG = scenes.tiny_config(model={"num_particles": 12}).model
 
 
+@functools.cache
 def make(**fields):
     config = dataclasses.replace(CONFIG, **fields)
     build = lambda: config.dynamics.make(config, scenes.SCENE, rngs=Keys(0))  # noqa: E731

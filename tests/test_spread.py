@@ -1,5 +1,7 @@
 """A scene's particles on several devices: the change and the gradient of one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ DEVICES, STEPS = len(jax.devices()), 2
 MODEL = scenes.changed(scenes.tiny_config().model, "[dynamics]\nnum_layers = 2")
 
 
+@functools.cache
 def build(model=MODEL):
     make = lambda: model.dynamics.make(model, scenes.SCENE, rngs=Keys(0))  # noqa: E731
     return scenes.random_params(make)
