@@ -131,7 +131,7 @@ def test_what_is_seen_does_not_depend_on_the_samples(number):
     assert total == pytest.approx(expected, rel=0.05)
     starts = distances + np.asarray(samples.before)
     rgb = np.ones((number, 3))
-    seen = composite(rgb, mean, starts, np.ones(()), 1.5, distances + ahead)
+    seen = jax.jit(composite)(rgb, mean, starts, np.ones(()), 1.5, distances + ahead)
     assert float(seen.depth_m) == pytest.approx(1.0, abs=0.004)
 
 
@@ -199,7 +199,7 @@ def test_gradients_are_right():
         return jnp.sum(mean * np.arange(1.0, 5.0)) + jnp.sum(ahead)
 
     args = jnp.float32(positions), jnp.full(4, 3.0)
-    check_grads(total, args, 1, modes=["rev"], atol=1e-2, rtol=1e-2)
+    check_grads(jax.jit(total), args, 1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-6, 0.15, 10.0])
