@@ -266,13 +266,15 @@ def compositing(rays: int, samples: int) -> Need:
 
 
 def touching(particles: int, points: int) -> Need:
-    """Return the need of `moved_things`: six searches, and what neighbours share."""
+    """Return the need of who is the robot and of `moved_things`: searches, shares, a perceptron."""
     searches = [neighbor_search(particles, particles, k) for k in (4, 4, 16)]
     searches += [neighbor_search(particles, points, 1)] * 2
-    searches += [neighbor_search(points, particles, 5)]
-    evidence = particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 16)
+    searches += [neighbor_search(points, particles, 8)]
+    evidence = particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 2 * 16)
     shared = fixed(evidence + particles * 8 * 16 * 3, 7 * particles, 5 * particles)
-    return in_sum([*searches, shared])
+    told = particles * points * 10 + perceptron(particles, (points + 6, 64, 64, 1)).forward.flop
+    identity = fixed(told, 6 * particles, particles)
+    return in_sum([*searches, shared, identity])
 
 
 def matching(particles: int, points: int) -> Need:
