@@ -12,6 +12,7 @@ of processor time with installation and style checks.
 
 import gc
 import os
+import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +22,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MUJOCO_GL", "egl")
 # Most of the suite's time is compilation: a third less of it without optimisation, and two thirds
 # less of the rest without fusion emitters; from jaxlib 0.11 on there is nothing else, and no flag.
+# A program is compiled in one piece: processes keep the cores busy, pieces cost a sixth more.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1 "
     + "--xla_cpu_use_fusion_emitters=false " * version("jaxlib").startswith("0.10.")
     + os.environ.get("XLA_FLAGS", "")  # the last of equal flags counts
 ).strip()
@@ -37,8 +40,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 from annotations import check_annotations
+from kernels_once import compile_once
+
+# Bytecode is kept, here and by the commands that tests start, also where the environment says not
+# to: half of the time in which a process collects the tests was compiling them and the package.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 check_annotations("hdvpd", "studies")
+compile_once()
 
 from hdvpd.config import Config  # noqa: E402 - after the hook
 from hdvpd.config.experiments import load_config  # noqa: E402
