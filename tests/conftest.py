@@ -22,11 +22,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MUJOCO_GL", "egl")
 # Most of the suite's time is compilation: a third less of it without optimisation, and two thirds
 # less of the rest without fusion emitters; from jaxlib 0.11 on there is nothing else, and no flag.
-# A program is compiled in one piece: processes keep the cores busy, pieces cost a sixth more.
+# Pieces of a program cost up to a sixth more than one, and processes keep the cores busy anyway.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0 "
-    "--xla_cpu_parallel_codegen_split_count=1 "
-    + "--xla_cpu_use_fusion_emitters=false " * version("jaxlib").startswith("0.10.")
+    + "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    * version("jaxlib").startswith("0.10.")
     + os.environ.get("XLA_FLAGS", "")  # the last of equal flags counts
 ).strip()
 

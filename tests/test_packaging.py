@@ -81,8 +81,25 @@ def test_training_outside_the_repository(installed: Run) -> None:
     assert done.returncode == 0, done.stderr
     # Quick to compile: the sizes do not matter for that, the number of different operations does.
     tiny = "--model.dynamics.num-layers 1 --model.dynamics.local none"
+    tiny += " --model.kernels xla --model.knn xla"
     once = f"--train.num-steps 1 --train.horizon 1 --train.validate-every 0 {tiny}"
     done = installed([*HDVPD, "train", "debug", *once.split()])
     assert done.returncode == 0, done.stderr
     # The folder exists: a user's mistake.
     assert installed([*HDVPD, "train", "debug"]).returncode == 2
+
+
+GROUP = """
+import numpy as np
+from hdvpd.kernels.compiled import group_by
+slots, offsets = np.zeros(2, np.int32), np.zeros(3, np.int32)
+group_by(np.array([[1, 0]], np.int32), np.ones((1, 2), bool), slots, offsets)
+print(slots, offsets, list(group_by.stats.cache_hits.values()))
+"""
+
+
+def test_kernels_are_compiled_and_kept_outside_the_repository(installed: Run) -> None:
+    """One stands for all: the others take half a minute, and are in the same folder."""
+    first, second = (installed(["-c", GROUP]) for _ in range(2))
+    assert first.stdout == "[1 0] [0 1 2] []\n", first.stderr
+    assert second.stdout == "[1 0] [0 1 2] [1]\n", second.stderr

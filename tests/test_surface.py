@@ -131,7 +131,9 @@ def test_what_is_seen_does_not_depend_on_the_samples(number):
     assert total == pytest.approx(expected, rel=0.05)
     starts = distances + np.asarray(samples.before)
     rgb = np.ones((number, 3))
-    seen = jax.jit(composite, static_argnums=4)(rgb, mean, starts, np.ones(()), 1.5, distances + ahead)
+    seen = jax.jit(composite, static_argnums=4)(
+        rgb, mean, starts, np.ones(()), 1.5, distances + ahead
+    )
     assert float(seen.depth_m) == pytest.approx(1.0, abs=0.004)
 
 
