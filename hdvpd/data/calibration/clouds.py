@@ -19,12 +19,14 @@ from scipy.spatial import KDTree
 from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.basics.types import Bool, Float, Int
 from hdvpd.data.calibration import Backend
+from hdvpd.data.calibration.slopes import averaged, inverse_depth
 from hdvpd.data.calibration.views import (
     View,
     continuing,
     nearest_around,
     silhouettes,
     surface_normals,
+    whole,
     world_points,
 )
 
@@ -42,29 +44,8 @@ SCENE_M = 0.3
 
 BLUR_PX = 0.7
 """Of grey values, so that their slopes reach beyond a pixel."""
-SLOPES_PX = 1.2
-"""Width of the average of a surface's slopes and bends."""
 TEXTURE_PX = 3.5
 """Width of what is taken from grey values: light changes more slowly, texture faster."""
-
-
-def _central(image: Float[np.ndarray, "h w"], axis: int) -> Float[np.ndarray, "h w"]:
-    with np.errstate(invalid="ignore"):
-        return (np.roll(image, -1, axis) - np.roll(image, 1, axis)) / 2
-
-
-def _bend(image: Float[np.ndarray, "h w"], axis: int) -> Float[np.ndarray, "h w"]:
-    with np.errstate(invalid="ignore"):
-        return np.roll(image, -1, axis) + np.roll(image, 1, axis) - 2 * image
-
-
-def _averaged(
-    image: Float[np.ndarray, "h w"], mask: Bool[np.ndarray, "h w"], width: float
-) -> Float[np.ndarray, "h w"]:
-    """Return the mean over the pixels of a mask near each, with Gaussian weights."""
-    share = scipy.ndimage.gaussian_filter(mask.astype(np.float64), width)
-    total = scipy.ndimage.gaussian_filter(np.where(mask, image, 0.0), width)
-    return total / np.maximum(share, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -118,17 +99,14 @@ class Scan:
         return continuing(self.view)
 
     @functools.cached_property
-    def inverse(self) -> tuple[Float[np.ndarray, "h w"], ...]:
-        """Inverse depth [1/m], its slopes per row and column where the surface goes on, its bends.
+    def cells(self) -> Bool[np.ndarray, "h w"]:
+        """Whether each pixel, the next right and below, and theirs are one surface."""
+        return whole(self.view)
 
-        Slopes are averaged: those of a noisy table would otherwise seem to hold a camera that
-        slides along it.
-        """
-        with np.errstate(divide="ignore"):
-            inverse = 1.0 / self.view.depth_m
-        slopes = (_averaged(_central(inverse, axis), self.smooth, SLOPES_PX) for axis in (0, 1))
-        bends = (_averaged(_bend(inverse, axis), self.smooth, SLOPES_PX) for axis in (0, 1))
-        return inverse, *slopes, *bends
+    @functools.cached_property
+    def inverse(self) -> tuple[Float[np.ndarray, "h w"], ...]:
+        """Inverse depth [1/m], its slopes per row and column, its bends."""
+        return inverse_depth(self.view.depth_m, self.smooth, self.cells)
 
     @functools.cached_property
     def gradients(self) -> tuple[Float[np.ndarray, "h w"], ...]:
@@ -146,7 +124,7 @@ class Scan:
         Light that a surface reflects to one camera more than to another changes slowly along it.
         """
         grey = self.view.rgb.mean(axis=-1, dtype=np.float64) / 255
-        fine, wide = (_averaged(grey, self.smooth, width) for width in (BLUR_PX, TEXTURE_PX))
+        fine, wide = (averaged(grey, self.smooth, width) for width in (BLUR_PX, TEXTURE_PX))
         found = np.where(self.smooth, fine - wide, 0.0)
         if min(grey.shape) < 2:
             return found, np.zeros_like(grey), np.zeros_like(grey)

@@ -13,6 +13,7 @@ import scipy.ndimage
 from hdvpd.basics.types import Bool, Float, Int, Shaped
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import TANGENT_FOOTPRINTS, Indexer, Scan
+from hdvpd.data.calibration.slopes import corners
 from hdvpd.data.calibration.views import View
 
 UNKNOWNS = 9
@@ -29,7 +30,7 @@ class Track:
       poses: camera to world.
       own: samples [m], sorted by moment.
       moment: of each sample.
-      shades: grey value of each sample: blurred, or its texture.
+      shades: grey value of each sample: blurred, or its texture, NaN where it has none.
     """
 
     scans: Sequence[Scan | None]
@@ -50,7 +51,7 @@ def track(views: Sequence[View], index: Indexer, max_points: int, *, between: bo
       views: by moment.
       index: keeps what is made of them.
       max_points: samples of each at most.
-      between: whether samples are only where the surface goes on, with their texture.
+      between: whether samples are only where a surface goes on, with its texture.
     """
     scans, own, shades, moments = [], [np.zeros((0, 3))], [np.zeros(0)], [np.zeros(0, int)]
     for number, view in enumerate(views):
@@ -59,8 +60,9 @@ def track(views: Sequence[View], index: Indexer, max_points: int, *, between: bo
         if scan is not None:
             points, grey = scan.points, scan.shades
             if between:
-                on = scan.smooth[scan.valid]
-                points, grey = points[on], scan.texture[0][scan.valid][on]
+                on = corners(scan.cells)[scan.valid]
+                painted = np.where(scan.smooth, scan.texture[0], np.nan)[scan.valid]
+                points, grey = points[on], painted[on]
             step = max(-(-len(points) // max_points), 1)
             own.append(points[step // 2 :: step])
             shades.append(grey[step // 2 :: step])

@@ -36,7 +36,7 @@ NUMBER_M = (0.25, 0.18, 0.12, 0.08, 0.05, 0.04)
 NEAR_M = (0.05, 0.04)
 """Gates of what is registered before it is refined [m]."""
 SCREENING_POINTS, FULL_POINTS = 300, 500
-SCREENED, COMPARED, FULL = 4, 8, 12
+SCREENED, COMPARED, FULL = 4, 8, 16
 """Moments on which explanations are fitted, on which those of different kinds are compared, and on
 which the chosen one is estimated."""
 AFTER_POINTS = 1500

@@ -2,12 +2,14 @@
 
 Nearest samples are a pixel apart and their normals are differences across two pixels; what is
 learnt from them is biased by a part of a pixel. Here points are laid on the surface between the
-pixels of the other image: inverse depth is linear in the image of a plane. Only pixels around which
-the surface goes on take part, in both images. float64.
+pixels of the other image: inverse depth is linear in the image of a plane. What curves away counts
+almost to its outline: of small things two cameras see no more in common, and nothing but these and
+what is painted says that a camera slides along a table. float64.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,6 +40,9 @@ from hdvpd.data.calibration.views import Moment
 
 GATES_M = (0.03, 0.02, *[0.015] * 13)
 """Largest distance of a point from the surface, iteration by iteration [m]."""
+COARSE_M = (0.008, 0.0057, 0.004, 0.0028, 0.002, 0.0014, 0.001)
+"""Least scatter of distances, iteration by iteration [m]: without noise things that stand a few
+millimetres beside where they are seen would count as nothing, and the camera would stay there."""
 SIGMAS = 4.0
 """The same in the scatter of the distances, where that is more."""
 SMALL = 1e-4
@@ -48,7 +53,7 @@ SHARES = {"colour": 0.25}
 """Of the weight: the edges of what is painted fall on the same pixels at all moments, if camera and
 scene stand still, and are no new evidence; the noise of depth is another at each."""
 COST_SCALES = {"plane": 0.002, "colour": 0.2}
-POINTS, FEW_POINTS = 2000, 1000
+POINTS, FEW_POINTS = 4000, 1000
 """Of each image: to say where a camera stands, and to compare explanations."""
 LAST_ROUNDS = 2
 """Iterations with all of these points at most: what few points found is nearly right."""
@@ -80,7 +85,10 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
     built: dict[str, Change] = {}
     error = np.zeros(len(mask))
     rows = Compared([], np.zeros(len(moments), int))
-    for gate in GATES_M if max_points <= FEW_POINTS else GATES_M[-LAST_ROUNDS:]:
+    last = max_points > FEW_POINTS
+    gates = GATES_M[-LAST_ROUNDS:] if last else GATES_M
+    coarse = () if last else COARSE_M
+    for gate, least in itertools.zip_longest(gates, coarse, fillvalue=0.0):
         update_tracks(tracks, built, moments, changes, index, max_points, between=True)
         # What cuts the noise off leaves the camera where it is.
         widest = max(gate, SIGMAS * rows.scatter("plane", 0.0))
@@ -89,12 +97,12 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
             return fit
         if not mask.any():
             break
-        step, error = _solve(rows, tracks, names, mask)
+        step, error = _solve(rows, tracks, names, mask, least)
         changes = {
             n: changes[n].moved(step[UNKNOWNS * k : UNKNOWNS * (k + 1)])
             for k, n in enumerate(names)
         }
-        if np.abs(step).max() < SMALL:
+        if not least and np.abs(step).max() < SMALL:
             break
     distances = np.abs(rows.residuals("plane"))
     return dataclasses.replace(
@@ -108,10 +116,15 @@ def refine(moments: Sequence[Moment], fit: Fit, index: Indexer, max_points: int 
 
 
 def _solve(
-    rows: Compared, tracks: Mapping[str, Track], names: Sequence[str], mask: Bool[np.ndarray, "u"]
+    rows: Compared,
+    tracks: Mapping[str, Track],
+    names: Sequence[str],
+    mask: Bool[np.ndarray, "u"],
+    least: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Gauss-Newton step and the standard errors."""
-    scales = {kind: rows.scatter(kind, least) for kind, least in FLOORS.items()}
+    """Return Gauss-Newton step and standard errors; distances scatter by `least` or more."""
+    scales = {kind: rows.scatter(kind, floor) for kind, floor in FLOORS.items()}
+    scales["plane"] = max(scales["plane"], least)
     places = []
     for _, b, r in rows.found:
         poses = tracks[b].poses[r.moment]
@@ -144,9 +157,8 @@ def between_pixels(
     """
     falls, relative = fall(source, target)
     implicit, slopes = np.full(len(source.own), np.nan), np.zeros((len(source.own), 3))
-    goes_on = falls.inside & (falls.look(lambda scan: scan.smooth, 0.0) > 0)
     for k, scan in enumerate(target.scans):
-        at = falls.ends[k] + np.flatnonzero(goes_on[falls.ends[k] : falls.ends[k + 1]])
+        at = falls.ends[k] + np.flatnonzero(falls.inside[falls.ends[k] : falls.ends[k + 1]])
         if scan is not None and len(at):
             implicit[at], slopes[at] = _surface(scan, falls, at)
     steep = np.linalg.norm(slopes, axis=1)
@@ -166,7 +178,9 @@ def between_pixels(
     some = (own, points, partner, turn, moment)
     rows = [distance_rows("plane", normals / noise[near, None], *some)]
     images = [None if scan is None else scan.texture for scan in target.scans]
-    rows += colour_rows(falls.pixels[near], source.shades[near], target, images, *some)
+    painted = near & np.isfinite(source.shades) & (falls.look(lambda scan: scan.smooth, 0.0) > 0)
+    some = (values[painted[near]] for values in some)
+    rows += colour_rows(falls.pixels[painted], source.shades[painted], target, images, *some)
     return rows, missed
 
 
@@ -184,10 +198,10 @@ def _surface(
     Args:
       scan: what sees the surface.
       falls: where points fall.
-      at: the points, all where the surface goes on.
+      at: the points, all inside the image.
 
     Returns:
-      Both, positive behind the surface; NaN where the surface does not go on to the next pixel.
+      Both, positive behind the surface; NaN where no surface goes on between the pixels around.
     """
     height, width = scan.view.depth_m.shape
     inverse, down, right, bend_down, bend_right = (image.ravel() for image in scan.inverse)
@@ -207,4 +221,4 @@ def _surface(
     focal = np.diagonal(scan.view.intrinsics)[:2]
     right, down = right[nearest] * focal[0] / depth, down[nearest] * focal[1] / depth
     slopes = np.stack([right, down, 1 / depth**2 - (right * px + down * py) / depth], axis=1)
-    return np.where(np.isfinite(seen), seen - 1 / depth, np.nan), slopes
+    return np.where(scan.cells.ravel()[first], seen - 1 / depth, np.nan), slopes

@@ -220,6 +220,33 @@ def continuing(view: View) -> Bool[np.ndarray, "h w"]:
     return found
 
 
+def whole(view: View) -> Bool[np.ndarray, "h w"]:
+    """Say for every pixel whether it, the next right and below, and theirs are one surface.
+
+    A surface goes on from a pixel to the next if it bends little at either of the two: what curves
+    away from the camera is whole almost to its outline, and a step is not.
+    """
+    depth = view.depth_m
+    found = np.zeros(depth.shape, bool)
+    if min(depth.shape) < 3:
+        return found
+    bends = np.full((2, *depth.shape), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(depth > 0, 1.0 / depth, np.nan)
+        bends[0, 1:-1] = np.abs(inverse[2:] + inverse[:-2] - 2 * inverse[1:-1])
+        bends[1, :, 1:-1] = np.abs(inverse[:, 2:] + inverse[:, :-2] - 2 * inverse[:, 1:-1])
+    bends *= depth**2
+    if not np.isfinite(bends).any():
+        return found
+    most = BEND_FOOTPRINTS * view.pixel_angle * depth
+    down, right = bends <= np.maximum(most, BEND_USUAL * float(np.nanmedian(bends)))
+    seen = depth > 0
+    down = (down[:-1] | down[1:]) & seen[:-1] & seen[1:]
+    right = (right[:, :-1] | right[:, 1:]) & seen[:, :-1] & seen[:, 1:]
+    found[:-1, :-1] = down[:, :-1] & down[:, 1:] & right[:-1] & right[1:]
+    return found
+
+
 def surface_normals(view: View, points: Float[np.ndarray, "h w 3"]) -> Float[np.ndarray, "h w 3"]:
     """Return unit normals of the seen surface from the neighbouring pixels.
 
