@@ -24,6 +24,9 @@ STEP = 0.25
 """Lags are tried in steps of this [frames]."""
 MIN_STEP_M = 0.005
 """A point that moves less than this per frame says nothing about time."""
+ALIKE, BETWEEN = 2.0, 0.004
+"""True errors of a settled lag in those of the scatter over moments, and the least one [frames]:
+links are thicker on one side at all moments, and between frames the robot is interpolated."""
 CAP_M = 0.08
 """A distance that differs by more than this is another surface's."""
 
@@ -39,6 +42,7 @@ class Shift:
       gain: by how much the distances scatter less than without lag, in standard errors.
       inner: whether the best lag lies inside the search, so that it is one.
       agreement: share of the episodes in which the distances scatter less than without lag.
+      settled: whether the shape of the links tells lag and error (`robot_shape`).
     """
 
     lag: float
@@ -47,6 +51,7 @@ class Shift:
     gain: float
     inner: bool
     agreement: float
+    settled: bool = False
 
     @property
     def decides(self) -> bool:
@@ -57,9 +62,14 @@ class Shift:
     def proven(self) -> bool:
         """Whether there is a lag that is more than chance."""
         sigmas = -stdtrit(max(self.moments - 1, 1), limits.LAG_CHANCE / 10)
-        clear = abs(self.lag) > max(limits.LAG_STEPS, max(sigmas, 5.0) * self.error)
+        clear = abs(self.lag) > max(sigmas, 5.0) * self.error
+        return bool(self.likely and clear and (self.settled or self.gain > 1.5))
+
+    @property
+    def likely(self) -> bool:
+        """Whether there may be a lag: it is worth a closer look."""
         agreed = self.agreement >= limits.LAG_AGREEMENT
-        return bool(self.decides and clear and agreed and self.gain > 1.5)
+        return bool(self.decides and agreed and abs(self.lag) > limits.LAG_STEPS)
 
 
 def robot_shift(
@@ -103,7 +113,7 @@ def robot_shift(
     gain = float(gains.mean() / max(spread, 1e-12))
     shift = Shift(best, error, count, gain, inner, agreement)
     moved = [moment for moment, _, _ in seen]
-    return _settled(shift, moved, camera, index, skeleton) if shift.proven else shift
+    return _settled(shift, moved, camera, index, skeleton) if shift.likely else shift
 
 
 def _settled(
@@ -122,11 +132,18 @@ def _settled(
     if found is None or abs(found[0][0] - shift.lag) > STEP:
         return shift
     (lag,), (error,) = found
-    return dataclasses.replace(shift, lag=float(lag), error=float(error))
+    error = float(np.hypot(ALIKE * error, BETWEEN))
+    return dataclasses.replace(shift, lag=float(lag), error=error, settled=True)
 
 
-def _spline(path: Float[np.ndarray, "f p 3"]) -> scipy.interpolate.CubicSpline:
-    return scipy.interpolate.CubicSpline(np.arange(-PATH_REACH, PATH_REACH + 1), path)
+def _spline(path: Float[np.ndarray, "f p 3"]) -> scipy.interpolate.BSpline:
+    """Return where the points are between the frames.
+
+    Quintic: a cubic one cuts the corners of what turns by half a radian per frame, and a lag with
+    them, by a hundredth of a frame.
+    """
+    times = np.arange(-PATH_REACH, PATH_REACH + 1)
+    return scipy.interpolate.make_interp_spline(times, path, k=5)
 
 
 def _distances(
