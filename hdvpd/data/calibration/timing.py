@@ -123,7 +123,7 @@ def _settled(
     known = [m for m in moments if m.path is not None and m.links is not None]
     clouds = [[s.points] if (s := observe(m.views[camera], index)) else [] for m in known]
     axes = np.stack([m.links[bodies(skeleton), :3, :3] for m in known if m.links is not None])
-    splines = [_spline(m.path) for m in known if m.path is not None]
+    splines = [between_frames(m.path) for m in known if m.path is not None]
 
     def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.stack([spline(-x[0]) for spline in splines]), axes
@@ -136,7 +136,7 @@ def _settled(
     return dataclasses.replace(shift, lag=float(lag), error=error, settled=True)
 
 
-def _spline(path: Float[np.ndarray, "f p 3"]) -> scipy.interpolate.BSpline:
+def between_frames(path: Float[np.ndarray, "f p 3"]) -> scipy.interpolate.BSpline:
     """Return where the points are between the frames.
 
     Quintic: a cubic one cuts the corners of what turns by half a radian per frame, and a lag with
@@ -155,7 +155,7 @@ def _distances(
     if surface is None or (speed > MIN_STEP_M).sum() < 1:
         return None
     # An image that is late by a lag shows where the robot was that long ago.
-    points = _spline(path)(-lags).reshape(-1, 3)
+    points = between_frames(path)(-lags).reshape(-1, 3)
     pixels, depth = project(points, view)
     row, column, inside = locate(pixels, view)
     front = surface.front[row, column]
