@@ -62,7 +62,7 @@ gc.freeze()
 gc.set_threshold(100_000, 50, 100)
 
 
-pytest_plugins = ["extras", "small_runs", "browsers", "disks"]
+pytest_plugins = ["extras", "small_runs", "browsers", "disks", "processor_time"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,7 +27,8 @@ def train(config, steps=2):
     layout = make_layout(config.train)
     graphdef, state = create_train_state(config, scenes.SCENE)
     step = make_train_step(config, graphdef)
-    batch = layout.place_batch(jax.tree.map(jnp.asarray, scenes.make_batch(4, 4, 12, 16)))
+    windows = scenes.make_batch(4, 2 + config.train.horizon, 12, 16)
+    batch = layout.place_batch(jax.tree.map(jnp.asarray, windows))
     key = layout.place_everywhere(jax.random.key(0))
     state = layout.place_state(state)
     placed = jax.tree.map(lambda x: x.sharding, state)
@@ -41,15 +42,16 @@ def train(config, steps=2):
 @pytest.mark.parametrize(
     ("settings", "model"),
     [
-        # The real model takes most of a minute to compile: all at once. One by one with a small.
-        ({"num_devices": 0, "accumulate": 2, "shard_state": True}, Model),
+        # The real model takes long to compile: all at once, with one predicted step. One by one
+        # with a small.
+        ({"num_devices": 0, "accumulate": 2, "shard_state": True, "horizon": 1}, Model),
         ({"accumulate": 2}, scenes.TinyModel),
         ({"num_devices": 2}, scenes.TinyModel),
     ],
 )
 def test_devices_and_parts_change_rounding_only(monkeypatch, settings, model):
     monkeypatch.setattr(step_module, "Model", model)
-    alone = train(CONFIG)
+    alone = train(config(horizon=settings.get("horizon", CONFIG.train.horizon)))
     state, metrics = train(config(**settings))
     for name, value in alone[1].items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-4, err_msg=name)

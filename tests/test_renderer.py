@@ -469,7 +469,9 @@ def single_particle():
 
 
 @pytest.mark.parametrize("shift", [(0.015, 0.0, 0.0), (-0.01, 0.01, 0.0), (0.0, 0.0, 0.03)])
-def test_descent_brings_a_particle_to_the_pixels_it_should_explain(shift):
+def test_descent_brings_a_particle_to_the_pixels_it_should_explain(shift, long):
+    if shift == (0.015, 0.0, 0.0) and not long:
+        pytest.skip("across the image goes the next one too; make longtest")
     image, gradient = single_particle()
     goal = np.float32(shift)[None, None]
     target, position = image(goal), np.zeros((1, 1, 3), np.float32)
