@@ -49,19 +49,19 @@ def _transformed(mask: AbstractMask, x: jax.Array) -> dict[str, jax.Array]:
 
 
 @jax.jit
-def multiply(mask: AbstractMask, x: jax.Array) -> jax.Array:
+def multiply(mask, x):
     """Return mask @ x of one program."""
     return mask @ x
 
 
 @jax.jit
-def densify(mask: AbstractMask) -> jax.Array:
+def densify(mask):
     """Return the dense form of one program."""
     return mask.dense()
 
 
 @jax.jit
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: AbstractMask) -> jax.Array:
+def attend(query, key, value, mask):
     """Return masked linear attention of one program."""
     return masked_linear_attention(query, key, value, mask)
 
