@@ -36,7 +36,7 @@ def check_mask(mask: AbstractMask, oracle: np.ndarray, *, rtol: float = 1e-5) ->
 # One program for all, and one for each call of the others below: the time of these tests is
 # compilation. Operation by operation masks work in test_masks_docs.py.
 @jax.jit
-def _transformed(mask: AbstractMask, x: jax.Array) -> dict[str, jax.Array]:
+def _transformed(mask: AbstractMask, x):
     product, pull_back = jax.vjp(lambda x: mask @ x, x)
     return {
         "dense": mask.dense(),
