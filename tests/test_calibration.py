@@ -617,6 +617,7 @@ def test_images_off_by_frames_are_found(path, late):
     for camera in report.cameras.values():
         assert camera.shift.lag == pytest.approx(late, abs=0.1)
     assert len(re.findall(rf"images are .* frames .* s\) {word}", texts(report, "time"))) == 2
+    assert "None of the known mistakes" not in printed(report)
     assert not report.passed
 
 

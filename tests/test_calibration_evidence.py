@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_tools import replace_arrays
+from data_tools import edit_json, replace_arrays
 from scipy.spatial.transform import Rotation
 
 from hdvpd.__main__ import main
@@ -21,9 +21,10 @@ from hdvpd.data.calibration.explanation import explain, odd_episodes
 from hdvpd.data.calibration.proofs import world_proofs
 from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.registration import LAST_M, Change, changed, register
-from hdvpd.data.calibration.report import worst_moments
+from hdvpd.data.calibration.report import make_pictures, worst_moments
 from hdvpd.data.calibration.views import Moment
 from hdvpd.data.corrections import CameraCorrection, Corrections
+from hdvpd.data.importers.proof import prove
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
 
@@ -241,6 +242,32 @@ def test_calibrate_writes_what_every_reader_applies(path, good, tmp_path, capsys
     np.testing.assert_array_equal(copy.read(0, name), corrected)
     for array in ("cameras/cam0/depth", "robot/joint_targets", "truth/object_to_world"):
         np.testing.assert_array_equal(copy.read(2, array), Dataset(path).read(2, array))
+
+
+def test_the_page_shows_a_pair_before_and_after_the_correction(path):
+    change_pose(path, "cam1", POSE)
+    report = check(path, episodes=3, frames=2, backend="scipy")
+    assert report.found.diagnosis is None
+    captions = {name: caption for name, (caption, _) in make_pictures(report).items()}
+    for pair in ("cam0-in-cam1", "cam1-in-cam0"):
+        assert "as stored" in captions[f"check-{pair}.png"]
+        assert "after the correction" in captions[f"check-{pair}-repaired.png"]
+
+
+def test_an_import_looks_at_the_first_the_middle_and_the_last_episode(tmp_path, capsys):
+    path = tmp_path / "imported"
+    write_synthetic_dataset(path, episodes=5, steps=7, height=64, width=80, seed=5)
+    names = [f"cameras/{camera}/camera_to_world" for camera in ("cam0", "cam1")]
+    poses = [Dataset(path).read(4, name) for name in names]
+    replace_arrays(path, 4, dict(zip(names, poses[::-1], strict=True)))
+    edit_json(path / "dataset.json", source={})
+    prove(path)
+    printed = capsys.readouterr().out
+    assert "Only episodes 4 fail" in printed
+    assert "the calibration is not proven" in printed
+    recorded = json.loads((path / "dataset.json").read_text())["source"]["calibration"]
+    assert recorded["episodes"] == [0, 2, 4]
+    assert not recorded["passed"]
 
 
 def test_what_needs_no_correction_gets_none(path, capsys):
