@@ -359,7 +359,7 @@ ERRORS: tuple[Error, ...] = (
     Error("depth scale", "times 0.98", ("depth times",),
           _of("depth", lambda d: d * np.float32(0.98), _FIRST), truth="scale"),
     Error("poses exchanged in half of the episodes", "all",
-          ("Only episodes 1, 3", "Only episodes 13, 19"), _swapped),
+          ("Only episodes 1, 3", "Only episodes 13, 19", "Only episodes 3, 5"), _swapped),
     Error("one camera late", "0.6 steps", ("late",), lambda a, _, __: a, late=0.6, robot=True,
           truth="lag"),
     Error("one camera mirrored", "all", ("mirrored left to right",), _flipped(2, _FIRST)),

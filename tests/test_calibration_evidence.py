@@ -14,6 +14,7 @@ from scipy.spatial.transform import Rotation
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
 from hdvpd.data.calibration.agreement import Evidence, PairEvidence, measure, shared_points
+from hdvpd.data.calibration.calibrate import corrections_of
 from hdvpd.data.calibration.check import check
 from hdvpd.data.calibration.clouds import choose_indexer, observe
 from hdvpd.data.calibration.estimate import describe_fit, estimate
@@ -23,6 +24,7 @@ from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.registration import LAST_M, Change, changed, register
 from hdvpd.data.calibration.report import make_pictures, worst_moments
 from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.wording import diagnosis_lines
 from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.importers.proof import prove
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
@@ -216,9 +218,12 @@ def test_without_a_robot_handedness_is_said_to_be_open(path):
 # --- Corrections ----------------------------------------------------------------------------------
 
 
-def change_pose(path: Path, camera: str, pose: np.ndarray) -> None:
+def change_pose(path: Path, camera: str, pose: np.ndarray, *episodes: int) -> None:
+    """Change it in some episodes, or in all."""
     dataset, name = Dataset(path), f"cameras/{camera}/camera_to_world"
     for episode in dataset.episodes:
+        if episodes and episode.number not in episodes:
+            continue
         stored = dataset.read(episode.number, name)
         replace_arrays(path, episode.number, {name: stored @ pose})
 
@@ -252,6 +257,16 @@ def test_the_page_shows_a_pair_before_and_after_the_correction(path):
     for pair in ("cam0-in-cam1", "cam1-in-cam0"):
         assert "as stored" in captions[f"check-{pair}.png"]
         assert "after the correction" in captions[f"check-{pair}-repaired.png"]
+
+
+def test_what_holds_in_some_episodes_only_is_said_and_not_offered(path):
+    change_pose(path, "cam1", POSE, 1)
+    report = check(path, episodes=3, frames=2, backend="scipy")
+    lines = diagnosis_lines(report)
+    assert "Only episodes 1 fail; what follows is about them." in lines
+    assert any(line.startswith("Correction: ") for line in lines)
+    assert not any("data calibrate" in line for line in lines)
+    assert not corrections_of(report)[0]
 
 
 def test_an_import_looks_at_the_first_the_middle_and_the_last_episode(tmp_path, capsys):

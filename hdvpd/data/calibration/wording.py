@@ -86,7 +86,7 @@ def _estimate_lines(estimate: Estimate, report: Report) -> Iterator[str]:
             f"{1e3 * worst.p95_m:.1f} to {1e3 * after[worst.cameras].p95_m:.1f} mm)."
         )
     yield from alternatives(report)
-    yield f"`hdvpd data calibrate {report.path}` writes it."
+    yield _offer(report)
 
 
 def _robot_lines(fits: Sequence[RobotFit], report: Report) -> Iterator[str]:
@@ -96,7 +96,13 @@ def _robot_lines(fits: Sequence[RobotFit], report: Report) -> Iterator[str]:
         f"points' distances from {1e3 * best.before_m:.0f} to {1e3 * best.after_m:.0f} mm."
     )
     yield from alternatives(report)
-    yield f"`hdvpd data calibrate {report.path}` writes it."
+    yield _offer(report)
+
+
+def _offer(report: Report) -> str:
+    if report.found.odd_episodes:
+        return "No correction is offered: it holds in these episodes only."
+    return f"`hdvpd data calibrate {report.path}` writes it."
 
 
 def alternatives(report: Report) -> Iterator[str]:
