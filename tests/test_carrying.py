@@ -1,7 +1,5 @@
 """The skeleton's motion at a particle's place: closed forms, a float64 oracle, edges."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,13 @@ import references
 import scenes
 from scipy.spatial.transform import Rotation
 
-from hdvpd.dynamics.carrying import carried_motion, carried_motions, motions_nearby, rigid_motions
+from hdvpd.dynamics.carrying import (
+    FAR_M,
+    carried_motion,
+    motions_nearby,
+    rigid_motions,
+    taken_along,
+)
 
 TURN = Rotation.from_rotvec([0.2, -0.3, 0.25])
 SHIFT = np.array([0.05, 0.02, -0.03])
@@ -41,16 +45,24 @@ def test_particles_are_carried_by_the_points_at_their_place():
     np.testing.assert_allclose(carry(cloud, robot, 1)[0, :3], 0.1, rtol=1e-5)
 
 
-def test_both_motions_of_a_particle_are_those_that_it_has_alone():
-    robot, cloud = scenes.random_robot(0, 3), scenes.random_cloud(1, 12, 6)
+def test_what_is_on_the_robot_is_taken_along_as_far_as_the_skeleton_goes():
+    robot, cloud = scenes.random_robot(0, 3), scenes.random_cloud(1, 40, 6)
+    places = np.float64(cloud.positions)
     for slice_ in (0, 1):
-        until_t, between = jax.jit(carried_motions, static_argnums=2)(cloud, robot, slice_)
-        np.testing.assert_allclose(until_t, carry(cloud, robot, slice_), atol=1e-6)
-        other = dataclasses.replace(robot, positions=robot.positions.copy())
-        other.positions[2] = robot.positions[1 - slice_]
-        alone = np.asarray(carry(cloud, other, slice_))
-        np.testing.assert_allclose(between, alone[:, :3], atol=1e-6)
-        assert np.abs(alone[:, :3]).max() > 0.01
+        start = np.float64(robot.positions[slice_])
+        away = np.linalg.norm(places[:, None] - start[None], axis=-1).min(axis=1)
+        taken = jax.jit(taken_along, static_argnums=2)(cloud, robot, slice_)
+        for until, found in zip((2, 1 - slice_), taken, strict=True):
+            end = np.float64(robot.positions[until])
+            motion, reach = references.carried_motion(places, start, end)
+            # Far away the fading motion is the difference of nearly equal numbers.
+            near = away < 0.15
+            whole = motion[near] / reach[near, None]
+            np.testing.assert_allclose(found[near], whole, atol=2e-4)
+            assert np.abs(found[(away > 0.15) & (away < FAR_M)]).min() > 0.0
+            np.testing.assert_array_equal(found[away > FAR_M], 0.0)
+        assert near.sum() > 5
+        assert (away > FAR_M).any()
 
 
 def test_a_body_that_turns_takes_its_surface_along():

@@ -8,7 +8,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.types import ParticleCloud, RobotPoints
-from hdvpd.dynamics.carrying import carried_motions
+from hdvpd.dynamics.carrying import taken_along
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.touching import surroundings, went_along
 
@@ -19,7 +19,7 @@ TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
 
 def displaced(previous, current, robot, things, up):
     around = surroundings(current, colors=True)
-    back_m = carried_motions(current, robot, 1)[1]
+    back_m = taken_along(current, robot, 1)[1]
     evidence = went_along(current, previous, back_m, around, colors=True)
     moved = moved_things(current, robot, things, around, evidence, up=up, colors=True)
     return moved.displacement

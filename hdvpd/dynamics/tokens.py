@@ -7,7 +7,7 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.carrying import MOTION_SCALE_M, carried_motion, carried_motions, reached
+from hdvpd.dynamics.carrying import FAR_M, MOTION_SCALE_M, carried_motion, reached, taken_along
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
@@ -17,8 +17,6 @@ from hdvpd.dynamics.touching import surroundings, went_along
 _POINT_EMBEDDING_DIM = 16
 # Evidence that the read-out is told of in this unit.
 _EVIDENCE_UNIT_M = 0.001
-# Where the robot reaches: objects are moved as a whole, also where they are far from the hand.
-_REACH_M = 0.25
 # Numbers that the read-out is told of touching, beside a token.
 _TOLD = 4
 
@@ -68,12 +66,12 @@ class Tokens(nnx.Module):
         time, kind = self.time[...], self.kind[...]
         scene = self.particle(jnp.concatenate([previous.features, current.features]))
         clouds = previous, current
-        motions = [carried_motions(cloud, robot, slice_) for slice_, cloud in enumerate(clouds)]
+        slices = list(enumerate(clouds))
         if self.carried is not None:
-            motion = jnp.concatenate([until_t for until_t, _ in motions])
+            motion = jnp.concatenate([carried_motion(cloud, robot, k) for k, cloud in slices])
             scene += self.carried(motion / MOTION_SCALE_M)
         if self.contact is not None:
-            between = [until_other for _, until_other in motions]
+            between = [taken_along(cloud, robot, k)[1] for k, cloud in slices]
             scene += self.contact(clouds, robot, between, self.point_embedding[...])
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
         skeleton = self.point(self._point_features(robot))
@@ -162,7 +160,7 @@ class ReadOut(nnx.Module):
         """
         options = {"colors": self.config.colors, "backend": self.config.knn}
         around = surroundings(current, **options)
-        carried_m, back_m = carried_motions(current, robot, 1)
+        carried_m, back_m = taken_along(current, robot, 1)
         evidence = went_along(current, previous, back_m, around, **options)
         robots = identity.is_robot(current, robot.positions[1], around, evidence)
         things = moved_things(
@@ -177,6 +175,6 @@ class ReadOut(nnx.Module):
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-        raw *= reached(current.positions, robot.positions[1], _REACH_M)
-        moved_m = jnp.where(robots[:, None], carried_m[:, :3], things.displacement)
+        raw *= reached(current.positions, robot.positions[1], FAR_M)
+        moved_m = jnp.where(robots[:, None], carried_m, things.displacement)
         return self._bounded(self._free(raw) + moved_m, raw)
