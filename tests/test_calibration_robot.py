@@ -17,7 +17,7 @@ from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.robot_depth import CAP_M, depths, differences, look
 from hdvpd.data.calibration.robot_fit import Arm, fit_robot, joint_axes
 from hdvpd.data.calibration.robot_shape import DIRECTIONS, settle
-from hdvpd.data.calibration.timing import between_frames, robot_shift
+from hdvpd.data.calibration.timing import Shift, agreeing, between_frames, robot_shift
 from hdvpd.data.calibration.views import Moment, some
 from hdvpd.data.pinhole import AXES
 from hdvpd.data.robot import read_robot
@@ -153,6 +153,18 @@ def test_a_lag_is_known_to_hundredths_of_a_frame(good, moments):
         shift = robot_shift(late(moments, 1), name, INDEX, skeleton)
         assert shift.proven
         assert abs(shift.lag - 1.0) < 2 * shift.error < 0.05
+
+
+def test_a_robot_is_not_before_one_camera_and_behind_another():
+    """Mirror images, seen from two sides, look like that."""
+    late, early, open_ = (Shift(lag, 0.02, 16, 3.0, True, 1.0) for lag in (2.1, -1.9, 0.05))
+    assert late.proven
+    assert early.proven
+    assert not open_.proven
+    found = agreeing({"a": late, "b": early, "c": open_, "d": None})
+    assert not any(shift.proven for shift in found.values() if shift is not None)
+    same = {"a": late, "b": dataclasses.replace(late, lag=0.6), "c": open_, "d": None}
+    assert agreeing(same) == same
 
 
 def test_between_frames_a_robot_is_where_it_turns_through():

@@ -24,7 +24,7 @@ from hdvpd.data.calibration.images import DepthValues, color_preference, depth_v
 from hdvpd.data.calibration.proofs import WorldProofs, world_proofs
 from hdvpd.data.calibration.recording import Sample, Signals, read_sample
 from hdvpd.data.calibration.robot_fit import Arm, joint_axes
-from hdvpd.data.calibration.timing import Shift, robot_shift
+from hdvpd.data.calibration.timing import Shift, agreeing, robot_shift
 from hdvpd.data.calibration.views import Moment, world_points
 from hdvpd.data.corrections import Corrections
 from hdvpd.data.robot import read_robot
@@ -133,7 +133,7 @@ def check(
     evidence = with_drift(moments, measure(moments, index), index)
     sound = all(evidence.status(name) == "pass" for name in dataset.cameras)
     skeleton = dataset.robot.skeleton
-    shifts = {name: robot_shift(moments, name, index, skeleton) for name in dataset.cameras}
+    shifts = agreeing({n: robot_shift(moments, n, index, skeleton) for n in dataset.cameras})
     world = world_proofs(moments, index)
     found = explain(
         moments,

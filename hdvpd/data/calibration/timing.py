@@ -6,7 +6,7 @@ distances of each point scatter least around their median.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,7 @@ class Shift:
       inner: whether the best lag lies inside the search, so that it is one.
       agreement: share of the episodes in which the distances scatter less than without lag.
       settled: whether the shape of the links tells lag and error (`robot_shape`).
+      contradicted: whether another camera is proven to be off the other way.
     """
 
     lag: float
@@ -52,6 +53,7 @@ class Shift:
     inner: bool
     agreement: float
     settled: bool = False
+    contradicted: bool = False
 
     @property
     def decides(self) -> bool:
@@ -63,7 +65,8 @@ class Shift:
         """Whether there is a lag that is more than chance."""
         sigmas = -stdtrit(max(self.moments - 1, 1), limits.LAG_CHANCE / 10)
         clear = abs(self.lag) > max(sigmas, 5.0) * self.error
-        return bool(self.likely and clear and (self.settled or self.gain > 1.5))
+        enough = self.settled or self.gain > 1.5
+        return bool(self.likely and clear and enough and not self.contradicted)
 
     @property
     def likely(self) -> bool:
@@ -114,6 +117,18 @@ def robot_shift(
     shift = Shift(best, error, count, gain, inner, agreement)
     moved = [moment for moment, _, _ in seen]
     return _settled(shift, moved, camera, index, skeleton) if shift.likely else shift
+
+
+def agreeing(shifts: Mapping[str, Shift | None]) -> dict[str, Shift | None]:
+    """Mark the lags of cameras of which some are late and some early.
+
+    One robot is before all cameras: a wrong geometry, such as a mirror image, looks like that.
+    """
+    proven = {name: shift for name, shift in shifts.items() if shift is not None and shift.proven}
+    if len({shift.lag > 0 for shift in proven.values()}) < 2:
+        return dict(shifts)
+    marked = {n: dataclasses.replace(s, contradicted=True) for n, s in proven.items()}
+    return {**shifts, **marked}
 
 
 def _settled(
