@@ -37,18 +37,17 @@ def make_cloud(positions):
 
 
 def test_particles_on_the_robot_go_along_and_others_stay():
-    # A straight arm of three points goes 3 cm a step; its particles lie up to 2 cm beside it.
+    # A straight arm of three points goes 3 cm a step; its particles lie up to 9 cm beside it.
     points = np.array([[0, 0, 0.2], [0, 0, 0.5], [0, 0, 0.8]], np.float32)
     motion = np.array([0.03, 0.0, 0.0], np.float32)
     path = points + np.array([0, 0, 1, 2, 3])[:, None, None] * motion
     robot = RobotPoints(positions=path, gripper=np.zeros((5, 3), np.float32))
-    on_robot = points + np.array([[0.02, 0, 0], [0, 0.02, 0], [0, 0, 0.01]], np.float32)
-    far = np.array([[0.9, 0.5, 0.0], [-0.8, 0.5, 0.1]], np.float32)
+    on_robot = points + np.array([[0.02, 0, 0], [0, 0.09, 0], [0, 0, 0.01]], np.float32)
+    far = np.array([[0.9, 0.5, 0.0], [-0.11, 0.0, 0.2]], np.float32)
     cloud = make_cloud(np.concatenate([on_robot, far]))
     clouds = carry_particles(cloud, cloud, robot)
     expected = on_robot + np.arange(1, 4)[:, None, None] * motion
-    # A weight of exp(-(2 cm / 12 cm)^4), three times.
-    np.testing.assert_allclose(clouds.positions[:, :3], expected, atol=3e-4)
+    np.testing.assert_allclose(clouds.positions[:, :3], expected, atol=1e-5)
     np.testing.assert_array_equal(clouds.positions[:, 3:], np.stack([far] * 3))
     np.testing.assert_array_equal(clouds.features, np.stack([cloud.features] * 3))
 

@@ -137,21 +137,21 @@ def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Flo
 
 
 def taken_along(
-    cloud: ParticleCloud, robot: RobotPoints, slice_: int
+    cloud: ParticleCloud, robot: RobotPoints, slice_: int, far_m: float = FAR_M
 ) -> tuple[Float[JaxArray, "n 3"], Float[JaxArray, "n 3"]]:
     """Return where the skeleton takes what is on it or held by it until t, and the other slice [m].
 
-    Nothing fades up to 25 cm from the kinematic points, beyond which nothing is taken along: a
-    surface 8 cm from its link's axis that takes part in 82 % of every step falls behind by
-    centimetres in a rollout (docs/lab-book.md).
+    Nothing fades until what is too far to be taken along: a surface 8 cm from its link's axis that
+    takes part in 82 % of every step falls behind by centimetres in a rollout (docs/lab-book.md).
 
     Args:
       cloud: particles of slice 0 (t - 2) or 1 (t - 1).
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       slice_: which of the two.
+      far_m: what is farther from all kinematic points is not taken along [m].
     """
     squared = _squared_distances(cloud.positions, robot.positions[slice_])
-    near = jax.lax.stop_gradient(squared).min(axis=1, keepdims=True) < FAR_M**2
+    near = jax.lax.stop_gradient(squared).min(axis=1, keepdims=True) < far_m**2
     until_t, until_other = _motions(cloud, robot, slice_, 2, 1 - slice_)
     return jnp.where(near, until_t, 0.0), jnp.where(near, until_other, 0.0)
 

@@ -14,8 +14,9 @@ from hdvpd.data.kinematics import kinematic_points
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.carrying import carried_motion
+from hdvpd.dynamics.carrying import taken_along
 from hdvpd.dynamics.rollout import rollout
+from hdvpd.evaluation.pixels import NEAR_ROBOT_M
 
 # Enough to find a near pose (docs/evaluation.md), few enough to read from a large data set.
 _MAX_LENDERS = 64
@@ -51,8 +52,8 @@ def carry_particles(
 ) -> ParticleCloud:
     """Carry particles along with the robot's skeleton: the kinematics-only control.
 
-    Every particle goes wholly along with the skeleton at its place (`carrying.carried_motion`); no
-    parameter is used and nothing else moves.
+    What is within 10 cm of a kinematic point goes wholly along with the skeleton at its place
+    (`carrying.taken_along`); no parameter is used and nothing else moves.
 
     Args:
       previous: particles at step -2.
@@ -67,7 +68,7 @@ def carry_particles(
         previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
     ) -> Change:
         del previous, key
-        motion = carried_motion(current, robot, 1)[:, :3]
+        motion, _ = taken_along(current, robot, 1, NEAR_ROBOT_M)
         return Change(displacement=motion, features=jnp.zeros_like(current.features))
 
     return rollout(step, previous, current, robot, jax.random.key(0))
