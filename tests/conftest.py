@@ -13,7 +13,7 @@ Twelve minutes on two cores, 24 of processor time, are wanted and not shown. 3,0
 minutes alone. At commit b88b0e7 the suite of 3,126 tests took 37.0 of processor time (`time`, user
 and system of all processes, a fresh checkout, three processes on a core that others used too; the
 fifty slowest 13.5 of them). The changes after it
-were measured in parts by `processor_time.py`: collecting 28 to 22 s in each process (14 s where
+were measured in parts, once each: collecting 28 to 22 s in each process (14 s where
 bytecode is there), kernels of the k-d tree 26 s in one process and not in three, the wheel 56 to
 37 s, the eight files of masks 168 to 117 s, five files of commands and whole runs (training,
 evaluation, the page on using, command line, doctor) 279 to 264 s. Much of the rest is compiling

@@ -131,7 +131,8 @@ def carried_motion(cloud: ParticleCloud, robot: RobotPoints, slice_: int) -> Flo
       The displacement [m], which fades with the reach, and the reach times 5 cm, so that both are
       of one scale.
     """
-    (motion,) = _motions(cloud, robot, slice_, 2)
+    # Where that is 0 the reach is below 1e-8, and in a compiled program equal calls are one.
+    motion, _ = taken_along(cloud, robot, slice_)
     reach = reached(cloud.positions, robot.positions[slice_])
     return jnp.concatenate([reach * motion, MOTION_SCALE_M * reach], axis=1)
 
@@ -152,16 +153,11 @@ def taken_along(
     """
     squared = _squared_distances(cloud.positions, robot.positions[slice_])
     near = jax.lax.stop_gradient(squared).min(axis=1, keepdims=True) < far_m**2
-    until_t, until_other = _motions(cloud, robot, slice_, 2, 1 - slice_)
-    return jnp.where(near, until_t, 0.0), jnp.where(near, until_other, 0.0)
-
-
-def _motions(
-    cloud: ParticleCloud, robot: RobotPoints, slice_: int, *untils: int
-) -> list[Float[JaxArray, "n 3"]]:
-    ends = (robot.positions[until] for until in untils)
-    motions = motions_nearby(cloud.positions, robot.positions[slice_], *ends)
-    return [motion.displacement(jnp.asarray(cloud.positions)) for motion in motions]
+    positions = jnp.asarray(cloud.positions)
+    ends = robot.positions[2], robot.positions[1 - slice_]
+    motions = motions_nearby(positions, robot.positions[slice_], *ends)
+    until_t, until_other = (jnp.where(near, x.displacement(positions), 0.0) for x in motions)
+    return until_t, until_other
 
 
 def _squared_distances(
