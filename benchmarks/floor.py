@@ -184,7 +184,7 @@ def dynamics_parts(
 
     in_tokens = [counts.tokens(particles, points, width, 16, config.position_frequencies)]
     if config.carry:
-        in_tokens.append(counts.carried(2 * particles, points, 2 if config.contact else 1))
+        in_tokens.append(counts.carried(2 * particles, points, 2))
     if config.contact:
         in_tokens.append(counts.contact(particles, points, width, config.feature_dim, NUM_POINTS))
     yield bench.part(
@@ -238,7 +238,7 @@ def dynamics_parts(
     outputs = 3 + config.feature_dim + (config.carry and not config.contact)
     needed = [counts.read_out(particles, width, outputs)]
     if config.carry or config.contact:
-        needed.append(counts.carried(particles, points, 1))
+        needed.append(counts.carried(particles, points, 2))
     if config.contact:
         needed.append(counts.touching(particles, points))
     yield bench.part(

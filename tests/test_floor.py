@@ -113,7 +113,7 @@ def carried():
         cloud = ParticleCloud(positions, zeros(ROWS, 1), np.ones(ROWS, bool))
         return carried_motion(cloud, robot(), 1)
 
-    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 1)
+    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 2)
 
 
 def read_out():
