@@ -145,21 +145,17 @@ def tokens(particles: int, points: int, width: int, features: int, octaves: int)
 
 
 def carried(particles: int, points: int, motions: int) -> Need:
-    """Return the need of a softmax over kinematic points and the rigid motions that it fits."""
-    pairs = particles * points
-    moments = 18  # of middle, motion, their cross product and the middle's outer product
-    fit = need(
-        products=pairs * 2.0 * (4 + moments * motions),
-        others=pairs * (8 + 3) + particles * 110 * motions,
-        read=3 * (1 + motions) * points,
-    ).forward
-    # Of the plan and of which points are near, a training needs no gradient.
-    moved = need(
-        others=particles * 40 * motions,
-        read=3 * particles,
+    """Return the need of the motions of links and of particles that go along, and of their reach.
+
+    Of which points are nearest see `neighbor_search`.
+    """
+    # A link's turn is a product of 3 x 3; a particle's, with its arm and its place, 18 + 3 + 3.
+    turns = points * motions * 54
+    return need(
+        others=turns + particles * (24 * motions + 12),
+        read=3 * particles + 12 * (1 + motions) * points,
         written=particles * (1 + 3 * motions),
     )
-    return Need(fit + moved.forward, fit + moved.both)
 
 
 def global_attention(rows: int, width: int, heads: int) -> Need:

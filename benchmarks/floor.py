@@ -43,7 +43,7 @@ from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
-from hdvpd.dynamics.contact import NUM_POINTS
+from hdvpd.dynamics.carrying import NUM_POINTS
 from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
@@ -184,7 +184,9 @@ def dynamics_parts(
 
     in_tokens = [counts.tokens(particles, points, width, 16, config.position_frequencies)]
     if config.carry:
-        in_tokens.append(counts.carried(2 * particles, points, 2))
+        in_tokens.append(counts.carried(2 * particles, points, 1 + config.contact))
+        if not config.contact:
+            in_tokens.append(counts.neighbor_search(2 * particles, 2 * points, 1))
     if config.contact:
         in_tokens.append(counts.contact(particles, points, width, config.feature_dim, NUM_POINTS))
     yield bench.part(
@@ -238,7 +240,7 @@ def dynamics_parts(
     outputs = 3 + config.feature_dim + (config.carry and not config.contact)
     needed = [counts.read_out(particles, width, outputs)]
     if config.carry or config.contact:
-        needed.append(counts.carried(particles, points, 2))
+        needed.append(counts.carried(particles, points, 1 + config.contact))
     if config.contact:
         needed.append(counts.touching(particles, points))
     yield bench.part(

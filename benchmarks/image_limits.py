@@ -24,7 +24,6 @@ from scipy.spatial import KDTree
 from hdvpd.basics.tables import Table
 from hdvpd.basics.types import Batch, Float, ParticleCloud
 from hdvpd.data.arrays import LINKS
-from hdvpd.data.calibration.robot_shape import bodies
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, read_window
@@ -52,7 +51,7 @@ def true_places(
     away, nearest = KDTree(np.asarray(batch.robot.positions[LAST])).query(points)
     robot = mask & (owners < 0) & (away < NEAR_ROBOT_M) & (points[:, 2] > above_m)
     links = dataset.read(episode, LINKS, start, length).astype(np.float64)
-    link = bodies(dataset.robot.skeleton)[np.asarray(nearest)[robot]]
+    link = np.asarray(dataset.robot.skeleton.links)[np.asarray(nearest)[robot]]
     homogeneous = np.append(points[robot], np.ones((robot.sum(), 1)), axis=1)
     local = np.linalg.inv(links[LAST, link]) @ homogeneous[..., None]
     for step, pose in enumerate(links[OBSERVED_FRAMES:]):

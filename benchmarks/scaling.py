@@ -54,7 +54,8 @@ def scene(num_particles: int, feature_dim: int) -> tuple[list[ParticleCloud], Ro
         for shift in np.array([[0, 0, 0], [0, 0, 5e-4]], np.float32)[:, None]
     ]
     points = rng.uniform([0, 0, 0.1], [1, 1, 0.5], (3, NUM_POINTS, 3)).astype(np.float32)
-    return clouds, RobotPoints(jnp.asarray(points), jnp.zeros((3, NUM_POINTS)))
+    axes = np.broadcast_to(np.eye(3, dtype=np.float32), (3, NUM_POINTS, 3, 3))
+    return clouds, RobotPoints(*map(jnp.asarray, (points, axes)), jnp.zeros((3, NUM_POINTS)))
 
 
 def rays_from_above() -> Rays:

@@ -78,17 +78,11 @@ class AbstractControl(ABC):
         del chunk, features
         targets = np.asarray(joint_targets, np.float64)
         batch, (steps, joints) = targets.shape[:-2], targets.shape[-2:]
-        robot, now = self.robot.points(targets), state.current
-        mask = np.asarray(now.mask)
-        plans = zip(
-            targets.reshape(-1, steps, joints),
-            np.asarray(robot.positions).reshape(-1, steps, *robot.positions.shape[-2:]),
-            np.asarray(robot.gripper).reshape(-1, steps, robot.gripper.shape[-1]),
-            strict=True,
-        )
+        plans, mask = targets.reshape(-1, steps, joints), np.asarray(state.current.mask)
+        robot = self.robot.points(plans)
         places = np.stack([
-            self.places(state, plan, RobotPoints(positions, gripper))
-            for plan, positions, gripper in plans
+            self.places(state, plan, jax.tree.map(lambda x, k=k: x[k], robot))
+            for k, plan in enumerate(plans)
         ])  # fmt: skip
         shape = (*batch, steps, len(mask))
         return Future(
@@ -97,7 +91,7 @@ class AbstractControl(ABC):
                 places.reshape(*shape, 3), np.zeros((*shape, 0), np.float32),
                 np.broadcast_to(mask, shape),
             ),
-            robot=robot,
+            robot=jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), robot),
             joint_targets=targets,
             kinematics=self.robot,
             render_cloud=_cannot_render,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-from scipy.spatial.transform import Rotation
 
 from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.attention.learned.rwgnk import LearnedRwgnk
@@ -169,39 +168,18 @@ def layer_norm(params: dict, x: Array) -> Array:
     return normal * np.asarray(params["scale"]) + np.asarray(params["bias"])
 
 
-def carried_motion(
-    positions: Array, start: Array, end: Array, seen: Array | None = None
-) -> tuple[Array, Array]:
-    """Return the skeleton's motion at each particle's place (n 3) and its reach (n).
-
-    With `seen`, the points near these places say how the skeleton moves: of which are near there is
-    no gradient.
-    """
+def carried_motion(positions: Array, robot: Any, slice_: int, until: int) -> tuple[Array, Array]:
+    """Return the motion of each particle's link (n 3) from slice to slice, and its reach (n)."""
+    start, end = (np.asarray(robot.positions[x], np.float64) for x in (slice_, until))
+    before, after = (np.asarray(robot.axes[x], np.float64) for x in (slice_, until))
     motion, reach = [], []
-    for position, place in zip(positions, positions if seen is None else seen, strict=True):
-        squared = ((start - place) ** 2).sum(1)
-        share = np.exp(-(squared - squared.min()) / 0.07**2)
-        squared = ((start - position) ** 2).sum(1)
-        before, after, turn = fitted_motion(share / share.sum(), start, end)
-        moved = after + turn @ (position - before) - position
-        reach.append(np.exp(-((np.sqrt(squared.min()) / 0.12) ** 4)))
-        motion.append(reach[-1] * moved)
+    for position in positions:
+        away = np.linalg.norm(start - position, axis=1)
+        p = away.argmin()
+        on_link = before[p].T @ (position - start[p])
+        motion.append(end[p] + after[p] @ on_link - position)
+        reach.append(np.exp(-((away[p] / 0.12) ** 4)))
     return np.array(motion), np.array(reach)
-
-
-def fitted_motion(weights: Array, start: Array, end: Array) -> tuple[Array, Array, Array]:
-    """Return the centroids and the rotation between two sets of weighted points, by rows."""
-    before, after = weights @ start, weights @ end
-    middle = ((start - before) + (end - after)) / 2
-    moved = (end - after) - (start - before)
-    rows, right = [2 * 0.003 * np.eye(3)], [np.zeros(3)]
-    for weight, r, d in zip(weights, middle, moved, strict=True):
-        rows.append(2 * np.sqrt(weight) * np.cross(np.eye(3), -r))
-        right.append(np.sqrt(weight) * d)
-    g = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)[0]
-    size = max(np.linalg.norm(g), 1e-99)
-    turn = Rotation.from_rotvec(2 * np.arctan(size) * g / size)
-    return before, after, turn.as_matrix()
 
 
 def fourier_features(position: Array, num_frequencies: int) -> Array:
@@ -224,8 +202,8 @@ def interlacer_tokens(
         place = np.asarray(cloud.positions, np.float64)
         tokens = linear(params["particle"], np.asarray(cloud.features, np.float64))
         if config.carry:
-            motion, reach = carried_motion(place, robot_positions[time], robot_positions[2])
-            carried = np.concatenate([motion / 0.05, reach[:, None]], axis=1)
+            motion, reach = carried_motion(place, robot, time, 2)
+            carried = np.concatenate([reach[:, None] * motion / 0.05, reach[:, None]], axis=1)
             tokens = tokens + linear(params["carried"], carried)
         rows.append(tokens + np.asarray(params["time"][time] + params["kind"][0])[None])
         positions.append(place)
@@ -361,10 +339,8 @@ def read_out(
     bound = config.max_displacement
     moved = (config.displacement_unit or bound) * raw[:, :3]
     if config.carry:
-        motion, _ = carried_motion(
-            np.asarray(current.positions, np.float64), *np.asarray(robot.positions, np.float64)[1:]
-        )
-        moved = moved + raw[:, -1:] * motion
+        motion, reach = carried_motion(np.asarray(current.positions, np.float64), robot, 1, 2)
+        moved = moved + raw[:, -1:] * reach[:, None] * motion
     return bound * np.tanh(moved / bound), raw[:, 3 : 3 + config.feature_dim]
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
+from scipy.spatial.transform import Rotation
 
 from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 from hdvpd.config import Config, DataConfig, ModelConfig, RenderConfig, SceneSpec, TrainConfig
@@ -159,10 +161,9 @@ def make_batch(
             camera = jax.tree.map(lambda x, v=v: x[v], cameras)
             rgb[b, f, v], depth[b, f, v] = trace(camera, height, width, center)
     camera = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *x.shape[1:])).copy(), cameras)
-    gripper = np.zeros(points.shape[:-1], np.float32)
     return Batch(
         frames=RgbdFrames(rgb=rgb, depth_m=depth, camera=camera),
-        robot=RobotPoints(positions=points, gripper=gripper),
+        robot=unturned(points),
         episode=np.arange(num_windows, dtype=np.int32),
         start=np.zeros(num_windows, np.int32),
     )
@@ -188,9 +189,22 @@ def random_robot(
 ) -> RobotPoints:
     """Return a robot whose points move randomly, axes (f p)."""
     rng = np.random.default_rng(seed)
+    turns = Rotation.random(num_times * num_points, random_state=seed).as_matrix()
     return RobotPoints(
         positions=np.asarray(0.2 * rng.normal(size=(num_times, num_points, 3)), np.float32),
+        axes=turns.reshape(num_times, num_points, 3, 3).astype(np.float32),
         gripper=np.asarray(rng.uniform(size=(num_times, num_points)), np.float32),
+    )
+
+
+def unturned(positions: npt.ArrayLike, gripper: npt.ArrayLike = 0.0) -> RobotPoints:
+    """Return a robot whose links keep the axes of the world."""
+    positions = np.asarray(positions, np.float32)
+    shape = positions.shape[:-1]
+    return RobotPoints(
+        positions=positions,
+        axes=np.broadcast_to(np.eye(3, dtype=np.float32), (*shape, 3, 3)).copy(),
+        gripper=np.broadcast_to(np.float32(gripper), shape).copy(),
     )
 
 

@@ -111,10 +111,7 @@ def test_what_went_along_with_the_robot_goes_along_again_before_anything_is_lear
     previous = cloud_of(np.concatenate([went - step, stood]), features)
     current = cloud_of(np.concatenate([went, stood]), features)
     points = np.asarray([[0.03, 0.03, 0.05], [0.03, 0.03, 0.15]])
-    robot = dataclasses.replace(
-        scenes.random_robot(1, 3, 2),
-        positions=np.float32(points[None] + step * np.arange(-1, 2)[:, None, None]),
-    )
+    robot = scenes.unturned(points[None] + step * np.arange(-1, 2)[:, None, None])
     tokens = np.zeros((60, config.latent_dim), np.float32)
     change = jax.jit(lambda *x: read_out(*x))(tokens, previous, current, robot)
     moved = np.asarray(change.displacement)[:, 0]
@@ -133,11 +130,7 @@ def test_what_a_closed_hand_touches_goes_along_as_a_whole_before_anything_is_lea
     features = np.pad(colors, ((0, 0), (0, config.feature_dim - 3)))
     cloud = cloud_of(np.concatenate([square + [[0, 0, 0.04]], square]), features)
     way = np.asarray([[-0.09, 0.06, 0.06], [-0.07, 0.06, 0.06], [-0.01, 0.06, 0.05]])
-    robot = dataclasses.replace(
-        scenes.random_robot(1, 3, 1),
-        positions=np.float32(way[:, None]),
-        gripper=np.full((3, 1), 0.1, np.float32),
-    )
+    robot = scenes.unturned(way[:, None], 0.1)
     tokens = np.zeros((162, config.latent_dim), np.float32)
     read_out = read_out_of(config, 1)
     moved = np.asarray(jax.jit(lambda *x: read_out(*x))(tokens, cloud, cloud, robot).displacement)

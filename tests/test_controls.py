@@ -6,7 +6,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
@@ -41,7 +41,7 @@ def test_particles_on_the_robot_go_along_and_others_stay():
     points = np.array([[0, 0, 0.2], [0, 0, 0.5], [0, 0, 0.8]], np.float32)
     motion = np.array([0.03, 0.0, 0.0], np.float32)
     path = points + np.array([0, 0, 1, 2, 3])[:, None, None] * motion
-    robot = RobotPoints(positions=path, gripper=np.zeros((5, 3), np.float32))
+    robot = scenes.unturned(path)
     on_robot = points + np.array([[0.02, 0, 0], [0, 0.09, 0], [0, 0, 0.01]], np.float32)
     far = np.array([[0.9, 0.5, 0.0], [-0.11, 0.0, 0.2]], np.float32)
     cloud = make_cloud(np.concatenate([on_robot, far]))

@@ -11,7 +11,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.layers import Keys
-from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.carrying import carried_motion
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
@@ -93,7 +93,7 @@ def clouds(*arrays):
 
 
 def robot():
-    return RobotPoints(zeros(3, POINTS, 3), zeros(3, POINTS))
+    return scenes.unturned(np.zeros((3, POINTS, 3)))
 
 
 def scene():
@@ -113,7 +113,7 @@ def carried():
         cloud = ParticleCloud(positions, zeros(ROWS, 1), np.ones(ROWS, bool))
         return carried_motion(cloud, robot(), 1)
 
-    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 2)
+    return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 1)
 
 
 def read_out():

@@ -3,9 +3,16 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from hdvpd.data import schema
-from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton, kinematic_points, point_grippers
+from hdvpd.data.kinematics import (
+    POINTS_PER_SEGMENT,
+    Skeleton,
+    kinematic_points,
+    point_grippers,
+    robot_points,
+)
 from hdvpd.data.simulation import scene
 
 
@@ -37,6 +44,18 @@ def test_points_are_link_origins_then_fifths_of_every_segment(skeleton, links):
     assert points.dtype == np.float32
     np.testing.assert_allclose(points, expected, atol=1e-6)
     assert points.shape[-2] == skeleton.num_points
+
+
+def test_points_have_the_axes_of_their_own_link_or_the_first_of_their_segment(skeleton, links):
+    poses = np.tile(np.eye(4), (5, 2, 3, 1, 1))
+    turns = Rotation.random(30, random_state=0).as_matrix().reshape(5, 2, 3, 3, 3)
+    poses[..., :3, :3], poses[..., :3, 3] = turns, links
+    points = robot_points(poses, links[..., 0], skeleton)
+    assert points.axes.dtype == np.float32
+    for row, link in enumerate((2, 0, *[0] * 4, *[1] * 4)):
+        np.testing.assert_array_equal(points.axes[:, :, row], np.float32(turns[:, :, link]))
+    np.testing.assert_array_equal(points.positions, kinematic_points(links, skeleton))
+    np.testing.assert_array_equal(points.gripper, point_grippers(links[..., 0], skeleton))
 
 
 def test_jax_and_numpy_give_the_same_points(skeleton, links):

@@ -165,16 +165,7 @@ def test_other_aggregates_equal_the_dense_numpy_version(changes):
     np.testing.assert_allclose(change.features, expected[1], atol=2e-4)
 
 
-def test_gradient_equals_finite_differences_of_the_numpy_version(member, monkeypatch):
-    # Which kinematic points are near a particle has no gradient (`carrying.motions_nearby`).
-    carried_motion, (_, seen, told) = references.carried_motion, inputs()
-
-    def carried(positions, start, end):
-        now = np.array_equal(start, np.float64(told.positions[1]))
-        return carried_motion(positions, start, end, np.float64(seen.positions) if now else None)
-
-    monkeypatch.setattr(references, "carried_motion", carried)
-
+def test_gradient_equals_finite_differences_of_the_numpy_version(member):
     def slow_total(positions, features):
         previous, current, robot = inputs()
         current = dataclasses.replace(current, positions=positions, features=features)

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+import scenes
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.data.robot import Robot, describe_robot
 from hdvpd.data.simulation import scene
 from hdvpd.planning.costs import Clearance, GoalPlace, GoalPose, Lift, Smoothness, Sum
@@ -33,7 +34,7 @@ def make_state(positions, joints=HOME):
         features=np.zeros((len(positions), 0), np.float32),
         mask=np.ones(len(positions), bool),
     )
-    points = RobotPoints(np.zeros((2, 1, 3), np.float32), np.zeros((2, 1), np.float32))
+    points = scenes.unturned(np.zeros((2, 1, 3)))
     return State(
         previous=cloud,
         current=cloud,
@@ -56,7 +57,7 @@ def make_future(state, positions, targets=None, points=None):
             np.zeros((b, s, n, 0), np.float32),
             np.ones((b, s, n), bool),
         ),
-        robot=RobotPoints(np.asarray(points, np.float32), np.zeros(points.shape[:-1], np.float32)),
+        robot=scenes.unturned(points),
         joint_targets=targets,
         kinematics=None,
         render_cloud=lambda *_: pytest.fail("nothing is rendered"),

@@ -17,10 +17,11 @@ import extras
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+import scenes
 from rich.console import Console
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.types import Batch, Camera, RgbdFrames, RobotPoints
+from hdvpd.basics.types import Batch, Camera, RgbdFrames
 from hdvpd.config import Config
 from hdvpd.training import reporting
 from hdvpd.training.metrics_log import MetricsLog, average
@@ -258,7 +259,7 @@ def test_the_first_batch_is_a_picture_of_windows_by_frames(tmp_path: Path) -> No
     camera = Camera(np.zeros((2, 3, 2, 3, 3), np.float32), np.zeros((2, 3, 2, 4, 4), np.float32))
     batch = Batch(
         frames=RgbdFrames(rgb, np.ones(rgb.shape[:-1], np.float32), camera),
-        robot=RobotPoints(np.zeros((2, 3, 1, 3), np.float32), np.zeros((2, 3, 1), np.float32)),
+        robot=scenes.unturned(np.zeros((2, 3, 1, 3))),
         episode=np.zeros(2, np.int32),
         start=np.zeros(2, np.int32),
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.carrying import taken_along
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.touching import surroundings, went_along
@@ -19,7 +19,7 @@ TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
 
 def displaced(previous, current, robot, things, up):
     around = surroundings(current, colors=True)
-    back_m = taken_along(current, robot, 1)[1]
+    back_m = taken_along(current, robot, 1, 0)
     evidence = went_along(current, previous, back_m, around, colors=True)
     moved = moved_things(current, robot, things, around, evidence, up=up, colors=True)
     return moved.displacement
@@ -56,10 +56,7 @@ def table(ticks=16):
 def hand(way, opening=CLOSED):
     """Two fingers, 3 cm to either side of where the hand is at t - 2, t - 1 and t."""
     beside = np.asarray([[0.0, -0.03, 0.0], [0.0, 0.03, 0.0]])
-    return RobotPoints(
-        positions=np.float32(np.asarray(way)[:, None] + beside),
-        gripper=np.full((3, 2), opening, np.float32),
-    )
+    return scenes.unturned(np.asarray(way)[:, None] + beside, opening)
 
 
 def lifted(height_m, step, opening=CLOSED, next_step=None):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.basics.types import ParticleCloud, RobotPoints
+from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.touching import surroundings, touched, went_along
 
 RED, GREEN, WHITE = [3.0, -3.0, -3.0], [-3.0, 3.0, -3.0], [1.0, 1.0, 1.0]
@@ -49,7 +49,7 @@ def block_on_a_table():
 def hand(now, then, opening=0.1):
     """One kinematic point at t - 1 and at t."""
     positions = np.asarray([now, now, then], np.float32)[:, None]
-    return RobotPoints(positions=positions, gripper=np.full((3, 1), opening, np.float32))
+    return scenes.unturned(positions, opening)
 
 
 def test_evidence_tells_who_went_along_from_who_stood():

@@ -3,11 +3,12 @@
 import imageio.v3 as iio
 import numpy as np
 import pytest
+import scenes
 from PIL import Image
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.geometry import unproject
-from hdvpd.basics.types import Camera, RobotPoints
+from hdvpd.basics.types import Camera
 from hdvpd.evaluation import videos
 
 HEIGHT, WIDTH = 24, 32
@@ -45,12 +46,7 @@ def make_clip(steps=3, cameras=("front", "side"), num_points=5):
         ssim=np.full((steps, views), 0.5),
         positions=positions,
         mask=np.ones(positions.shape[:2], bool),
-        robot=RobotPoints(
-            positions=rng.uniform([-0.3, -0.2, 1], [0.3, 0.2, 2], (frames, num_points, 3)).astype(
-                np.float32
-            ),
-            gripper=np.zeros((frames, num_points), np.float32),
-        ),
+        robot=scenes.unturned(rng.uniform([-0.3, -0.2, 1], [0.3, 0.2, 2], (frames, num_points, 3))),
     )
 
 

@@ -121,10 +121,12 @@ class RobotPoints:
 
     Attributes:
       positions: forward kinematics of every point [m].
+      axes: of the link that the point lies on, in the columns; what is around it turns with them.
       gripper: opening of the point's arm, of order one: in units of 5 cm, radians, or from 0 to 1.
     """
 
     positions: Float[Array, "*batch p 3"]
+    axes: Float[Array, "*batch p 3 3"]
     gripper: Float[Array, "*batch p"]
 
 

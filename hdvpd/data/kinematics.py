@@ -9,7 +9,9 @@ For the two simulated arms that makes 84 points (2 x (7 joint origins + tool cen
 
 from dataclasses import dataclass
 
-from hdvpd.basics.types import Array, Float
+import numpy as np
+
+from hdvpd.basics.types import Array, Float, RobotPoints
 
 POINTS_PER_SEGMENT = 4
 """Points strictly between the ends of a segment (a few centimetres apart on an arm)."""
@@ -37,6 +39,35 @@ class Skeleton:
     def num_points(self) -> int:
         """Kinematic points per time step, P."""
         return len(self.points) + POINTS_PER_SEGMENT * len(self.segments)
+
+    @property
+    def links(self) -> tuple[int, ...]:
+        """For every point the link in whose axes its surroundings stay the same.
+
+        That is its own, or the first of its segment.
+        """
+        first = (a for a, _ in self.segments for _ in range(POINTS_PER_SEGMENT))
+        return (*self.points, *first)
+
+
+def robot_points(
+    link_to_world: Float[np.ndarray, "*batch l 4 4"],
+    joints: Float[np.ndarray, "*batch j"],
+    skeleton: Skeleton,
+) -> RobotPoints:
+    """Place the kinematic points of a robot, measured or commanded.
+
+    Args:
+      link_to_world: poses of the links [m].
+      joints: see `point_grippers`.
+      skeleton: which of them become points.
+    """
+    poses = np.asarray(link_to_world, np.float32)
+    return RobotPoints(
+        positions=np.asarray(kinematic_points(poses[..., :3, 3], skeleton)),
+        axes=poses[..., skeleton.links, :3, :3],
+        gripper=np.asarray(point_grippers(np.asarray(joints, np.float32), skeleton)),
+    )
 
 
 def kinematic_points(

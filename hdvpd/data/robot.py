@@ -22,7 +22,7 @@ from hdvpd.data.importers.robot_model import (
     kinematics_only,
     load_mujoco,
 )
-from hdvpd.data.kinematics import kinematic_points, point_grippers
+from hdvpd.data.kinematics import robot_points
 
 ROBOT_FILE = "robot.json"
 FORMAT, VERSION = "hdvpd-robot", 1
@@ -129,12 +129,7 @@ class Robot:
         Raises:
           UserError: as in `link_poses`.
         """
-        places = self.link_poses(joints)[..., :3, 3].astype(np.float32)
-        values, skeleton = np.asarray(joints, np.float32), self.info.skeleton
-        return RobotPoints(
-            positions=np.asarray(kinematic_points(places, skeleton)),
-            gripper=np.asarray(point_grippers(values, skeleton), np.float32),
-        )
+        return robot_points(self.link_poses(joints), joints, self.info.skeleton)
 
     @functools.cached_property
     def _compiled(self) -> "_Compiled":

@@ -306,13 +306,9 @@ def _read_robot(
 ) -> RobotPoints:
     for name in (*_ROBOT_ARRAYS, *_LINK_ARRAYS):
         checks.check_finite(place, name, values[name])
-    links, planned_links = (values[name][..., :3, 3] for name in _LINK_ARRAYS)
-    joints, planned_joints = (values[name] for name in _ROBOT_ARRAYS)
 
-    def plan(measured: np.ndarray, commanded: np.ndarray) -> np.ndarray:
-        return np.concatenate([measured[:OBSERVED_FRAMES], commanded[OBSERVED_FRAMES - 1 : -1]])
+    def plan(measured: str, commanded: str) -> np.ndarray:
+        observed, told = values[measured][:OBSERVED_FRAMES], values[commanded]
+        return np.concatenate([observed, told[OBSERVED_FRAMES - 1 : -1]])
 
-    return RobotPoints(
-        positions=np.asarray(kinematics.kinematic_points(plan(links, planned_links), skeleton)),
-        gripper=np.asarray(kinematics.point_grippers(plan(joints, planned_joints), skeleton)),
-    )
+    return kinematics.robot_points(plan(*_LINK_ARRAYS), plan(*_ROBOT_ARRAYS), skeleton)

@@ -12,8 +12,9 @@ from flax import nnx
 from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import Linear
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
+from hdvpd.dynamics.carrying import nearest_points
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.touching import CANDIDATES, counterparts, nearest_points
+from hdvpd.dynamics.touching import CANDIDATES, counterparts
 from hdvpd.kernels.neighbors import Backend
 
 _SCALE_M = 0.05

@@ -73,7 +73,7 @@ def moved_things(
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
     around = around.among(cloud.mask)
     # What the tokens have asked as well is computed once (`touching.counterparts`).
-    carried_m, back_m = taken_along(current, robot, 1)
+    carried_m, back_m = (taken_along(current, robot, 1, x, backend=backend) for x in (2, 0))
     touch = touched(cloud, robot, around, colors=colors, backend=backend)
     went = (evidence > _WENT_M) & cloud.mask
     grip = closed(touch.opening)

@@ -13,6 +13,7 @@ from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.touching import surroundings, went_along
+from hdvpd.kernels.neighbors import Backend
 
 _POINT_EMBEDDING_DIM = 16
 # Evidence that the read-out is told of in this unit.
@@ -46,6 +47,7 @@ class Tokens(nnx.Module):
             if config.contact
             else None
         )
+        self.knn: Backend = config.knn
         self.num_frequencies = config.position_frequencies
         size = 3 + 6 * self.num_frequencies
         embed = config.position_embedding
@@ -68,10 +70,12 @@ class Tokens(nnx.Module):
         clouds = previous, current
         slices = list(enumerate(clouds))
         if self.carried is not None:
-            motion = jnp.concatenate([carried_motion(cloud, robot, k) for k, cloud in slices])
+            motion = jnp.concatenate(
+                [carried_motion(cloud, robot, k, self.knn) for k, cloud in slices]
+            )
             scene += self.carried(motion / MOTION_SCALE_M)
         if self.contact is not None:
-            between = [taken_along(cloud, robot, k)[1] for k, cloud in slices]
+            between = [taken_along(cloud, robot, k, 1 - k, backend=self.knn) for k, cloud in slices]
             scene += self.contact(clouds, robot, between, self.point_embedding[...])
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
         skeleton = self.point(self._point_features(robot))
@@ -130,7 +134,7 @@ class ReadOut(nnx.Module):
         if self.config.carry:
             # The last output says how far a particle goes along with the skeleton at its place:
             # a gate is learned much sooner than the motion itself (docs/lab-book.md).
-            moved_m += raw[:, -1:] * carried_motion(current, robot, 1)[:, :3]
+            moved_m += raw[:, -1:] * carried_motion(current, robot, 1, self.config.knn)[:, :3]
         return self._bounded(moved_m, raw)
 
     def _read(self, told: Float[JaxArray, "n t"], current: ParticleCloud) -> Float[JaxArray, "n o"]:
@@ -160,7 +164,9 @@ class ReadOut(nnx.Module):
         """
         options = {"colors": self.config.colors, "backend": self.config.knn}
         around = surroundings(current, **options)
-        carried_m, back_m = taken_along(current, robot, 1)
+        carried_m, back_m = (
+            taken_along(current, robot, 1, x, backend=self.config.knn) for x in (2, 0)
+        )
         evidence = went_along(current, previous, back_m, around, **options)
         robots = identity.is_robot(current, robot.positions[1], around, evidence)
         things = moved_things(
@@ -175,6 +181,6 @@ class ReadOut(nnx.Module):
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-        raw *= reached(current.positions, robot.positions[1], FAR_M)
+        raw *= reached(current, robot, 1, FAR_M, self.config.knn)
         moved_m = jnp.where(robots[:, None], carried_m, things.displacement)
         return self._bounded(self._free(raw) + moved_m, raw)

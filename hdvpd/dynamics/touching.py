@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, ParticleCloud, RobotPoints, pytree
+from hdvpd.dynamics.carrying import nearest_points
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
-NUM_POINTS = 4
-"""Kinematic points that a particle looks at."""
 CANDIDATES = 4
 """Counterparts in the other cloud among which the one of like colour is chosen."""
 # Distance that a difference of 1 in a colour counts as.
@@ -114,14 +113,6 @@ def counterparts(
     # One search: building its tree costs as much as asking it.
     places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
     return knn(places, other.positions, count, mask=other.mask, backend=backend)
-
-
-def nearest_points(
-    cloud: ParticleCloud, robot: RobotPoints, slice_: int, backend: Backend = "auto"
-) -> Neighbors:
-    """Find the kinematic points of a slice that are nearest to particles; shared as above."""
-    points = robot.positions[slice_]
-    return knn(cloud.positions, points, min(NUM_POINTS, points.shape[0]), backend=backend)
 
 
 def went_along(

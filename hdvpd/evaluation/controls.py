@@ -68,7 +68,7 @@ def carry_particles(
         previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
     ) -> Change:
         del previous, key
-        motion, _ = taken_along(current, robot, 1, NEAR_ROBOT_M)
+        motion = taken_along(current, robot, 1, 2, NEAR_ROBOT_M)
         return Change(displacement=motion, features=jnp.zeros_like(current.features))
 
     return rollout(step, previous, current, robot, jax.random.key(0))

@@ -109,10 +109,8 @@ class GradientPlanner:
         points = self.world.robot.points(targets)
         gradient = back(state, jax.tree.map(lambda x: x[0], points), slope.astype(np.float32))
         total = np.zeros(count)
-        for value, of in (
-            (points.positions, gradient.positions),
-            (points.gripper, gradient.gripper),
-        ):
+        pairs = zip(jax.tree.leaves(points), jax.tree.leaves(gradient), strict=True)
+        for value, of in pairs:
             values = np.asarray(value, np.float64)
             change = (values[1 : count + 1] - values[count + 1 :]) / (2 * _DIFFERENCE)
             total += change.reshape(count, -1) @ np.asarray(of, np.float64).ravel()

@@ -283,7 +283,11 @@ def _zero_batch(config: Config, scene: SceneSpec, num_cameras: int) -> Batch:
                 intrinsics=jnp.zeros((*views, 3, 3)), camera_to_world=jnp.zeros((*views, 4, 4))
             ),
         ),
-        robot=RobotPoints(positions=jnp.zeros((*points, 3)), gripper=jnp.zeros(points)),
+        robot=RobotPoints(
+            positions=jnp.zeros((*points, 3)),
+            axes=jnp.zeros((*points, 3, 3)),
+            gripper=jnp.zeros(points),
+        ),
         episode=window,
         start=window,
     )

@@ -76,7 +76,9 @@ class RolloutSource(ModelSource):
         arrays, _ = saving.read_npz(plan / "particles.npz", "future")
         if "joint_targets" in arrays:
             return self.trained.rollout(state, arrays["joint_targets"])
-        points = RobotPoints(arrays["kinematic_points"], arrays["gripper"])
+        points = RobotPoints(
+            *(arrays[x] for x in ("kinematic_points", "kinematic_axes", "gripper"))
+        )
         return self.trained.rollout_points(state, points)
 
     def _truth(self, plan: Path) -> Layer | None:

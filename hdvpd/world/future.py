@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
@@ -109,10 +110,8 @@ class Future:
 
         return dataclasses.replace(
             self,
-            clouds=ParticleCloud(
-                take(self.clouds.positions), take(self.clouds.features), take(self.clouds.mask)
-            ),
-            robot=RobotPoints(take(self.robot.positions), take(self.robot.gripper)),
+            clouds=jax.tree.map(take, self.clouds),
+            robot=jax.tree.map(take, self.robot),
             joint_targets=None if self.joint_targets is None else take(self.joint_targets),
         )
 
@@ -172,8 +171,9 @@ class Future:
         """Save the particles of every step.
 
         Args:
-          file: `.npz`: positions, features, mask, colors, kinematic_points, gripper and, where
-            known, joint_targets in one file; `.ply`: a point cloud per step, `name-00.ply` on.
+          file: `.npz`: positions, features, mask, colors, kinematic_points, kinematic_axes, gripper
+            and, where known, joint_targets in one file; `.ply`: a point cloud per step,
+            `name-00.ply` on.
 
         Returns:
           The files written.
@@ -189,6 +189,7 @@ class Future:
                 "mask": self.mask,
                 "colors": self.colors,
                 "kinematic_points": self.kinematic_points,
+                "kinematic_axes": np.asarray(self.robot.axes),
                 "gripper": np.asarray(self.robot.gripper),
             }
             if self.joint_targets is not None:
@@ -212,8 +213,10 @@ class Future:
         if self.plans is not None:
             raise UserError("Several plans end in several states: choose one with future[k].")
         previous = self.start.current if len(self) == 1 else self.cloud(len(self) - 2)
-        points = np.concatenate([self.start.robot.positions[1:], self.robot.positions])
-        gripper = np.concatenate([self.start.robot.gripper[1:], self.robot.gripper])
+        robot = jax.tree.map(
+            lambda observed, planned: np.concatenate([observed, planned])[-2:],
+            self.start.robot, self.robot,
+        )  # fmt: skip
         joints, targets = self.start.joints, self.joint_targets
         if joints is not None:
             joints = None if targets is None else np.concatenate([joints[1:], targets])[-2:]
@@ -222,7 +225,7 @@ class Future:
             self.start,
             previous=previous,
             current=self.cloud(len(self) - 1),
-            robot=RobotPoints(points[-2:], gripper[-2:]),
+            robot=robot,
             joints=joints,
             cameras={name: self.cameras_over_time(name, len(self))[-1] for name in names},
             frames=None,

@@ -12,7 +12,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Bool, Float, UInt8
 
 REMEDY = "Free space or permit writing there, and save again."
-FORMAT, VERSION = "hdvpd-particles", 1
+FORMAT, VERSION = "hdvpd-particles", 2
 
 
 def write_npz(file: Path, kind: str, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def read_npz(file: Path, kind: str) -> tuple[dict[str, np.ndarray], dict[str, An
     except Exception as error:  # zipfile, zlib, numpy and json have no common error
         raise UserError(f"{file} cannot be read as particles of hdvpd ({error}).") from error
     if found != (FORMAT, VERSION, kind):
-        raise UserError(f"{file} holds {found}; expected {(FORMAT, VERSION, kind)}.")
+        raise UserError(f"{file} holds {found}; expected {(FORMAT, VERSION, kind)}. Save it again.")
     return arrays, facts
 
 

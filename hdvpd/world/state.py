@@ -41,6 +41,7 @@ def near(point: Sequence[float] | Float[np.ndarray, "3"], radius: float) -> Plac
 
 
 _CLOUD = ("positions", "features", "mask")
+_ROBOT = "positions", "axes", "gripper"
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,8 @@ class State:
             return
         clouds = (("previous", self.previous), ("current", self.current))
         arrays = {f"{name}_{key}": getattr(cloud, key) for name, cloud in clouds for key in _CLOUD}
-        arrays |= {"colors": self.colors, "robot_gripper": self.robot.gripper}
-        arrays["robot_positions"] = self.robot.positions
+        arrays |= {f"robot_{key}": getattr(self.robot, key) for key in _ROBOT}
+        arrays["colors"] = self.colors
         if self.joints is not None:
             arrays["joints"] = self.joints
         for name, camera in self.cameras.items():
@@ -230,7 +231,7 @@ class State:
             previous=previous,
             current=current,
             colors=arrays["colors"],
-            robot=RobotPoints(arrays["robot_positions"], arrays["robot_gripper"]),
+            robot=RobotPoints(*(arrays[f"robot_{key}"] for key in _ROBOT)),
             joints=arrays.get("joints"),
             cameras={
                 name: Camera(

@@ -27,7 +27,7 @@ from hdvpd.data.calibration.robot_depth import (
     look,
     typical,
 )
-from hdvpd.data.calibration.robot_shape import bodies, settle
+from hdvpd.data.calibration.robot_shape import settle
 from hdvpd.data.calibration.signals import clearly_more
 from hdvpd.data.calibration.views import Moment, some
 from hdvpd.data.corrections import Corrections, JointCorrection
@@ -283,7 +283,7 @@ class _Problem:
         """Return the points and the axes of their links (`robot_shape.Place`)."""
         links = self._moved(x, joints, base)
         points = np.asarray(kinematic_points(links[..., :3, 3], self.info.skeleton))
-        return points, links[:, bodies(self.info.skeleton), :3, :3]
+        return points, links[:, self.info.skeleton.links, :3, :3]
 
     def _refine(
         self,

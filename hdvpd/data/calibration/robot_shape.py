@@ -15,7 +15,6 @@ from scipy.spatial import KDTree
 
 from hdvpd.basics.types import Float, Int
 from hdvpd.data.calibration.robot_depth import RADIUS_M
-from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 
 Place = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """From unknowns (k,) to kinematic points (m, p, 3) at all moments [m], and the axes (m, p, 3, 3) of
@@ -89,12 +88,6 @@ def settle(
         if np.abs(step / usual).max() < SMALL:
             break
     return x, error
-
-
-def bodies(skeleton: Skeleton) -> Int[np.ndarray, "p"]:
-    """Return for every kinematic point the link in whose axes its surroundings stay the same."""
-    first = [a for a, _ in skeleton.segments]
-    return np.array([*skeleton.points, *np.repeat(first, POINTS_PER_SEGMENT)], np.int64)
 
 
 def _near(

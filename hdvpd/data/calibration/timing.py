@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from hdvpd.basics.types import Float
 from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.clouds import Indexer, observe
-from hdvpd.data.calibration.robot_shape import bodies, settle
+from hdvpd.data.calibration.robot_shape import settle
 from hdvpd.data.calibration.views import PATH_REACH, Moment, View, locate, project
 from hdvpd.data.kinematics import Skeleton
 
@@ -137,7 +137,7 @@ def _settled(
     """Return a lag as all that is seen of the robot tells it; the same one if that is far away."""
     known = [m for m in moments if m.path is not None and m.links is not None]
     clouds = [[s.points] if (s := observe(m.views[camera], index)) else [] for m in known]
-    axes = np.stack([m.links[bodies(skeleton), :3, :3] for m in known if m.links is not None])
+    axes = np.stack([m.links[skeleton.links, :3, :3] for m in known if m.links is not None])
     splines = [between_frames(m.path) for m in known if m.path is not None]
 
     def place(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
