@@ -182,6 +182,19 @@ def carried_motion(positions: Array, robot: Any, slice_: int, until: int) -> tup
     return np.array(motion), np.array(reach)
 
 
+def held_motion(positions: Array, robot: Any, slice_: int, until: int) -> Array:
+    """Return the mean motion (n 3) of all points' links, the nearer the more."""
+    start, end = (np.asarray(robot.positions[x], np.float64) for x in (slice_, until))
+    before, after = (np.asarray(robot.axes[x], np.float64) for x in (slice_, until))
+    motion = []
+    for position in positions:
+        squared = ((start - position) ** 2).sum(1)
+        share = np.exp(-(squared - squared.min()) / 0.07**2)
+        ends = [end[p] + after[p] @ before[p].T @ (position - start[p]) for p in range(len(start))]
+        motion.append(share / share.sum() @ np.array(ends) - position)
+    return np.array(motion)
+
+
 def fourier_features(position: Array, num_frequencies: int) -> Array:
     """Return a position with sines and cosines of wavelengths 2 m, 1 m, ..., sines first."""
     waves = [np.pi * 2**octave * position for octave in range(num_frequencies)]

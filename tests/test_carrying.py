@@ -10,12 +10,13 @@ import references
 import scenes
 from scipy.spatial.transform import Rotation
 
-from hdvpd.dynamics.carrying import FAR_M, carried_motion, taken_along
+from hdvpd.dynamics.carrying import FAR_M, carried_motion, held_along, taken_along
 
 TURN = Rotation.from_rotvec([0.2, -0.3, 0.25])
 SHIFT = np.array([0.05, 0.02, -0.03])
 carry = jax.jit(carried_motion, static_argnums=2)
 take = jax.jit(taken_along, static_argnums=(2, 3))
+hold = jax.jit(held_along, static_argnums=(2, 3))
 
 
 def moved(points):
@@ -73,6 +74,34 @@ def test_each_of_two_links_takes_its_surface_along():
     np.testing.assert_allclose(skin + take(cloud, robot, 1, 2), expected, atol=1e-6)
 
 
+def test_what_is_held_goes_with_all_links_nearby():
+    robot, cloud = scenes.random_robot(3, 3), scenes.random_cloud(4, 40, 6)
+    places = np.float64(cloud.positions)
+    for slice_, until in ((0, 1), (1, 2), (1, 0)):
+        start = np.float64(robot.positions[slice_])
+        away = np.linalg.norm(places[:, None] - start[None], axis=-1).min(axis=1)
+        held, near = hold(cloud, robot, slice_, until), away < FAR_M
+        expected = references.held_motion(places, robot, slice_, until)
+        np.testing.assert_allclose(held[near], expected[near], atol=1e-5)
+        np.testing.assert_array_equal(held[~near], 0.0)
+        assert 5 < near.sum() < 40
+
+
+def test_fingers_that_are_told_to_close_take_no_half_of_what_they_hold():
+    """Fingers 3 cm to either side close by 2 cm each, while the hand turns what it holds."""
+    fingers = np.array([[0.0, -0.03, 0.0], [0.0, 0.03, 0.0]])
+    closed = fingers * [1.0, 1 / 3, 1.0]
+    robot = scenes.unturned([fingers, fingers, moved(closed)])
+    robot.axes[2] = TURN.as_matrix()
+    line = np.linspace(-0.02, 0.02, 5)[:, None] * [[0.0, 1.0, 0.0]]
+    cloud = dataclasses.replace(scenes.random_cloud(0, 5, 2), positions=np.float32(line))
+    torn = np.abs(line + take(cloud, robot, 1, 2) - moved(line)).max(axis=1)
+    whole = np.linalg.norm(line + hold(cloud, robot, 1, 2) - moved(line), axis=1)
+    assert torn[0] > 0.015
+    assert whole[2] < 1e-6
+    assert whole.max() < 0.01
+
+
 def test_does_not_depend_on_place_and_turn():
     robot, cloud = scenes.random_robot(1, 3), scenes.random_cloud(2, 9, 2)
     elsewhere = dataclasses.replace(
@@ -81,8 +110,9 @@ def test_does_not_depend_on_place_and_turn():
         axes=np.float32(TURN.as_matrix() @ robot.axes),
     )
     there = dataclasses.replace(cloud, positions=np.float32(moved(cloud.positions)))
-    expected = TURN.apply(take(cloud, robot, 1, 2))
-    np.testing.assert_allclose(take(there, elsewhere, 1, 2), expected, atol=1e-5)
+    for along in (take, hold):
+        expected = TURN.apply(along(cloud, robot, 1, 2))
+        np.testing.assert_allclose(along(there, elsewhere, 1, 2), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1e-3])
@@ -96,12 +126,13 @@ def test_values_and_gradients_are_finite_where_points_coincide(spread):
     robot = scenes.unturned([start, start, start + np.float32(SHIFT)])
 
     def total(positions, robot):
-        carried = carried_motion(dataclasses.replace(cloud, positions=positions), robot, 1)
-        return jnp.sum(carried[:, :3] ** 2)
+        there = dataclasses.replace(cloud, positions=positions)
+        carried = carried_motion(there, robot, 1)
+        return jnp.sum(carried[:, :3] ** 2) + jnp.sum(held_along(there, robot, 1, 2) ** 2)
 
     value, grads = jax.jit(jax.value_and_grad(total, (0, 1)))(cloud.positions, robot)
-    # Two of three are on the robot.
-    assert float(value) == pytest.approx(2 * float(np.sum(SHIFT**2)), rel=1e-3)
+    # Two of three are on the robot, twice.
+    assert float(value) == pytest.approx(4 * float(np.sum(SHIFT**2)), rel=1e-3)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
     # What is planned is found by these gradients.
     assert np.abs(grads[1].positions[2]).max() > 0.0

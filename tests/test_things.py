@@ -8,7 +8,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.carrying import taken_along
+from hdvpd.dynamics.carrying import held_along
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.touching import surroundings, went_along
 
@@ -19,7 +19,7 @@ TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
 
 def displaced(previous, current, robot, things, up):
     around = surroundings(current, colors=True)
-    back_m = taken_along(current, robot, 1, 0)
+    back_m = held_along(current, robot, 1, 0)
     evidence = went_along(current, previous, back_m, around, colors=True)
     moved = moved_things(current, robot, things, around, evidence, up=up, colors=True)
     return moved.displacement

@@ -1,9 +1,11 @@
 """Where the robot's skeleton takes what is on it.
 
-Beyond the papers (`model.carry`). A particle belongs to the link of the kinematic point that is
-nearest, and goes where that link goes. Lengths are metres.
+Beyond the papers (`model.carry`). What is the robot belongs to the link of the kinematic point
+that is nearest, and goes where that link goes; what the robot holds goes with the links near it
+together. Lengths are metres.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +20,7 @@ FAR_M = 0.25
 """What is farther from every kinematic point is neither the robot nor held by it."""
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _REACH_M = 0.12
+_BANDWIDTH_M = 0.07
 
 
 def nearest_points(
@@ -76,7 +79,7 @@ def taken_along(
     far_m: float = FAR_M,
     backend: Backend = "auto",
 ) -> Float[JaxArray, "n 3"]:
-    """Return by how much the skeleton displaces what is on it, or held by it [m].
+    """Return by how much the link of its nearest point displaces each particle [m].
 
     Nothing fades until what is too far to be taken along: a surface 8 cm from its link's axis that
     takes part in 82 % of every step falls behind by centimetres in a rollout (docs/lab-book.md).
@@ -92,10 +95,52 @@ def taken_along(
     """
     near = nearest_points(cloud, robot, slice_, backend)
     nearest, away_m = near.indices[:, 0], jnp.asarray(near.distances)[:, :1]
-    start, end = (jnp.asarray(robot.positions)[x] for x in (slice_, until))
-    before, after = (jnp.asarray(robot.axes)[x] for x in (slice_, until))
-    # Less the identity, so that what hardly turns keeps its digits.
-    turn = jnp.einsum("pij,pkj->pik", after, before) - np.eye(3, dtype=np.float32)[None]
-    arm = cloud.positions - start[nearest]
-    moved = (end - start)[nearest] + jnp.sum(turn[nearest] * arm[:, None], axis=-1)
+    turn, shift = _motions(robot, slice_, until)
+    arm = cloud.positions - jnp.asarray(robot.positions)[slice_, nearest]
+    moved = shift[nearest] + jnp.sum(turn[nearest] * arm[:, None], axis=-1)
     return jnp.where(away_m < far_m, moved, 0.0)
+
+
+def held_along(
+    cloud: ParticleCloud, robot: RobotPoints, slice_: int, until: int
+) -> Float[JaxArray, "n 3"]:
+    """Return by how much the links nearby displace each particle together [m].
+
+    For what is held by several of them: fingers that are told to close, and that what is between
+    them keeps from it, do not take either half of it along. Each point's link weighs
+    softmax_p(-(d / 7 cm)^2), which has no gradient; where the links go has.
+
+    Args:
+      cloud: particles of slice 0 (t - 2) or 1 (t - 1).
+      robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+      slice_: which of the two.
+      until: the slice of `robot` at which the motion ends.
+    """
+    start = jnp.asarray(robot.positions)[slice_]
+    # Axis by axis: sums over an axis of three are not vectorised.
+    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
+    x, y, z = (places[:, k, None] - jax.lax.stop_gradient(start)[None, :, k] for k in range(3))
+    squared = x**2 + y**2 + z**2
+    least = squared.min(axis=1, keepdims=True)
+    # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
+    # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
+    weights = jax.nn.softmax((least - squared) / _BANDWIDTH_M**2, axis=1)
+    turn, shift = _motions(robot, slice_, until)
+    # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
+    middle = jax.lax.stop_gradient(start.mean(axis=0))[None]
+    fixed = shift - jnp.sum(turn * (start - middle)[:, None], axis=-1)
+    mean = weights @ jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
+    arm = cloud.positions - middle
+    moved = mean[:, 9:] + jnp.sum(mean[:, :9].reshape(-1, 3, 3) * arm[:, None], axis=-1)
+    return jnp.where(least < FAR_M**2, moved, 0.0)
+
+
+def _motions(
+    robot: RobotPoints, slice_: int, until: int
+) -> tuple[Float[JaxArray, "p 3 3"], Float[JaxArray, "p 3"]]:
+    """Return how every point's link turns, less the identity, and its point's displacement [m]."""
+    positions, axes = jnp.asarray(robot.positions), jnp.asarray(robot.axes)
+    # Less the identity, so that what hardly turns keeps its digits.
+    unit = np.eye(3, dtype=np.float32)[None]
+    turn = jnp.einsum("pij,pkj->pik", axes[until], axes[slice_]) - unit
+    return turn, positions[until] - positions[slice_]

@@ -15,7 +15,7 @@ import numpy as np
 from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints, pytree
 from hdvpd.config import Up
-from hdvpd.dynamics.carrying import taken_along
+from hdvpd.dynamics.carrying import held_along
 from hdvpd.dynamics.touching import Surroundings, Touch, closed, touched
 from hdvpd.kernels.neighbors import Backend, knn
 
@@ -73,7 +73,7 @@ def moved_things(
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
     around = around.among(cloud.mask)
     # What the tokens have asked as well is computed once (`touching.counterparts`).
-    carried_m, back_m = (taken_along(current, robot, 1, x, backend=backend) for x in (2, 0))
+    carried_m, back_m = (held_along(current, robot, 1, until) for until in (2, 0))
     touch = touched(cloud, robot, around, colors=colors, backend=backend)
     went = (evidence > _WENT_M) & cloud.mask
     grip = closed(touch.opening)

@@ -7,7 +7,14 @@ from hdvpd.basics.layers import LayerNorm, Linear, normal
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
-from hdvpd.dynamics.carrying import FAR_M, MOTION_SCALE_M, carried_motion, reached, taken_along
+from hdvpd.dynamics.carrying import (
+    FAR_M,
+    MOTION_SCALE_M,
+    carried_motion,
+    held_along,
+    reached,
+    taken_along,
+)
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
@@ -75,7 +82,7 @@ class Tokens(nnx.Module):
             )
             scene += self.carried(motion / MOTION_SCALE_M)
         if self.contact is not None:
-            between = [taken_along(cloud, robot, k, 1 - k, backend=self.knn) for k, cloud in slices]
+            between = [held_along(cloud, robot, k, 1 - k) for k, cloud in slices]
             scene += self.contact(clouds, robot, between, self.point_embedding[...])
         scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
         skeleton = self.point(self._point_features(robot))
@@ -164,9 +171,8 @@ class ReadOut(nnx.Module):
         """
         options = {"colors": self.config.colors, "backend": self.config.knn}
         around = surroundings(current, **options)
-        carried_m, back_m = (
-            taken_along(current, robot, 1, x, backend=self.config.knn) for x in (2, 0)
-        )
+        carried_m = taken_along(current, robot, 1, 2, backend=self.config.knn)
+        back_m = held_along(current, robot, 1, 0)
         evidence = went_along(current, previous, back_m, around, **options)
         robots = identity.is_robot(current, robot.positions[1], around, evidence)
         things = moved_things(
