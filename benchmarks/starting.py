@@ -1,9 +1,11 @@
 """Starting to train: until the first step is done, without and with compiled programs on disk.
 
-Each start is a process of its own: `hdvpd train` of one step on the analytic scene at the
-experiment's size. Seconds by the clock and of processor time, all of Python's imports included.
+Each start is a process of its own: `hdvpd train` of one step, with the validations before and after
+it, on a data set or on the analytic scene at the experiment's size. Seconds by the clock and of
+processor time, all of Python's imports included. --code names other clones of the project, whose
+starts are measured after those of this one.
 
-Run: python benchmarks/starting.py [demo] [--repeats 1]
+Run: python benchmarks/starting.py [demo] [--data DIR] [--repeats 1] [--code DIR ...]
 """
 
 import argparse
@@ -21,19 +23,19 @@ from timing import analytic_batch
 from hdvpd.config.experiments import load_config
 
 
-def start(experiment: str, data: str, folder: Path, cache: Path) -> dict[str, float]:
+def start(code: Path, experiment: str, data: Path, folder: Path, cache: Path) -> dict[str, float]:
     """Return seconds by the clock and of the processor for a run of one step."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    environment["XDG_CACHE_HOME"] = str(cache)
+    environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(code)}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [
-            *(sys.executable, "-m", "hdvpd", "train", experiment, "--data.path", data),
+            *(sys.executable, "-m", "hdvpd", "train", experiment, "--data.path", str(data)),
             *("--name", "start", "--runs-dir", str(folder), "--train.num-steps", "1"),
             *("--train.batch-size", "1", "--train.warmup-steps", "0"),
-            *("--train.validate-every", "0"),
+            *("--train.validate-every", "1"),
         ],
-        env=environment, stdout=subprocess.DEVNULL, check=True,
+        env=environment, cwd=code, stdout=subprocess.DEVNULL, check=True,
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -45,19 +47,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", nargs="?", default="demo")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--code", type=Path, nargs="*", default=[])
     arguments = parser.parse_args()
-    overrides = {"train": {"batch_size": 1}}
-    dataset, _ = analytic_batch(load_config(arguments.experiment, overrides))
+    data = arguments.data and arguments.data.resolve()
+    if data is None:
+        overrides = {"train": {"batch_size": 1}}
+        data = analytic_batch(load_config(arguments.experiment, overrides))[0].path.resolve()
     rows = []
-    for _ in range(arguments.repeats):
+    clones = [Path(__file__).resolve().parents[1], *(code.resolve() for code in arguments.code)]
+    for code in clones * arguments.repeats:
         with tempfile.TemporaryDirectory() as name:
             folder, cache = Path(name), Path(name) / "cache"
             for state in ("first", "second"):
-                result = start(arguments.experiment, str(dataset.path), folder / state, cache)
-                rows.append({"start": state, **result})
+                result = start(code, arguments.experiment, data, folder / state, cache)
+                rows.append({"code": str(code), "start": state, **result})
                 print(
                     f"{state:8s} {result['clock']:7.1f} s by the clock "
-                    f"{result['processor']:7.1f} s of processor time",
+                    f"{result['processor']:7.1f} s of processor time   {code}",
                     flush=True,
                 )
     print(json.dumps({"experiment": arguments.experiment, "starts": rows}))

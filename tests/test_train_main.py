@@ -38,6 +38,7 @@ from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.data.loader import Loader
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
+from hdvpd.training import validation
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.run_folder import config_identity
 from hdvpd.training.saving import BackgroundSaver
@@ -61,8 +62,8 @@ def tiny() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_module, "Model", scenes.TinyModel)
-        for make in (make_train_step, make_validate):
-            patch.setattr(hdvpd.train, make.__name__, sharing(make))
+        for module, make in ((hdvpd.train, make_train_step), (validation, make_validate)):
+            patch.setattr(module, make.__name__, sharing(make))
         yield
 
 
@@ -170,8 +171,7 @@ def test_timing_is_reported(whole: Path, config: Config) -> None:
     assert first["peak_rss_mib"] >= 10
     assert len(records(whole, "checkpoint", "timing.jsonl")) == 4
     assert [r["what"] for r in records(whole, "compile", "timing.jsonl")] == [
-        "the training step",
-        "the validation step",
+        "the training step and the validation",
     ]
 
 

@@ -271,10 +271,3 @@ def run_record(config: Config, *, dataset: str) -> Record:
         "device": jax.devices()[0].device_kind,
         "versions": {"hdvpd": hdvpd.__version__, **library_versions()},
     }
-
-
-def average_batches(batches: list[Mapping[str, Any]]) -> dict[str, float]:
-    """Average metrics over equally large batches."""
-    return {
-        name: float(np.mean([b[name] for b in batches], dtype=np.float64)) for name in batches[0]
-    }

@@ -8,6 +8,7 @@ and in `metrics.jsonl` as one that was not.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -27,26 +28,26 @@ from hdvpd.data.loader import Loader
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window, stack_windows
+from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.kernels.together import Lower, compile_together
 from hdvpd.model.compiled import compile_model
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.parallel import Layout, make_layout
 from hdvpd.training.preflight import wants_preflight
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
-from hdvpd.training.session import Session, Validate, average_batches
+from hdvpd.training.session import Session
 from hdvpd.training.starting import start_or_restore
 from hdvpd.training.step import (
-    Metrics,
     Params,
     TrainState,
     TrainStep,
     make_train_step,
-    make_validate,
     merge_model,
 )
+from hdvpd.training.validation import Validation
 
 MakeTrainStep = Callable[[Config, nnx.GraphDef], TrainStep]
 
@@ -143,8 +144,11 @@ def run_steps(
     batches = device_batches(loader, config.train.num_steps - session.step, layout)
     batch = next(batches, None)
     key = layout.place_everywhere(jax.random.key(config.train.seed))
-    train_step = compile_step(session, train_step, state, batch, key)
-    validate = make_validator(session, config, graphdef, data, stop, layout)
+    held_out = data.dataset, data.held_out
+    validate = Validation(session, config, graphdef, *held_out, stop, layout)
+    if batch is not None:
+        due = validate if data.held_out else None
+        train_step = compile_ahead(session, train_step, (state, batch, key), due)
     session.begin(data.dataset, None if batch is None else layout.local(batch))
     stopping = session.team.any(stop.received is not None)
     if batch is not None and not stopping and wants_preflight(config.train, session.step):
@@ -253,61 +257,30 @@ def device_batches(loader: Loader, count: int, layout: Layout) -> Iterator[Batch
         yield layout.place_batch(batch)
 
 
-def compile_step(
-    session: Session, train_step: TrainStep, state: TrainState, batch: Batch | None, key: PRNGKey
-) -> TrainStep:
-    """Compile the step ahead of its first use, so that the time shows as what it is."""
-    if batch is None:
-        return train_step
-    with session.report.compiling("the training step"):
-        return compile_ahead(train_step, state, batch, key)
-
-
-def compile_ahead(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-    """Compile a jitted function for arguments like these."""
-    return cast(jax.stages.Wrapped, function).lower(*arguments).compile()
-
-
-def make_validator(
+def compile_ahead(
     session: Session,
-    config: Config,
-    graphdef: nnx.GraphDef,
-    data: TrainingData,
-    stop: StopSignals,
-    layout: Layout,
-) -> Validate:
-    """Make the validation of a run: loss on fixed held-out windows with fixed rays.
+    train_step: TrainStep,
+    arguments: tuple[TrainState, Batch, PRNGKey],
+    validation: Validation | None,
+) -> TrainStep:
+    """Compile step and validation ahead of their first use, so that the time shows as what it is.
+
+    Args:
+      session: tells the user.
+      train_step: the jitted step.
+      arguments: of its first call.
+      validation: is told what was compiled for it; None if the run never validates.
 
     Returns:
-      Function from parameters to mean metrics; None if it was stopped.
+      The compiled step.
     """
-    windows, limit = data.held_out, config.train.batch_size
-    # The largest equal parts that fit in a training batch: one compilation, no more memory.
-    size = max((n for n in range(1, limit + 1) if len(windows) % n == 0), default=1)
-    parts = [windows[i : i + size] for i in range(0, len(windows), size)]
-    spread = size % layout.mesh.size == 0
-    validate = make_validate(graphdef, layout if spread else None)
-    mine = layout.slice_of(session.team.number, size) if spread else slice(None)
-    place = layout.place_batch if spread else layout.place_everywhere
-    length = data.windows.length
-    compiled: list[Callable[..., Metrics]] = []
-
-    def run(params: Params) -> dict[str, float] | None:
-        results = []
-        for number, part in enumerate(parts):
-            if session.team.any(stop.received is not None):
-                return None
-            batch = place(
-                stack_windows(
-                    [read_window(data.dataset, *w, length, config.data) for w in part[mine]]
-                )
-            )
-            key = jax.random.fold_in(jax.random.key(config.train.seed + 1), number)
-            key = layout.place_everywhere(key)
-            if not compiled:
-                with session.report.compiling("the validation step"):
-                    compiled.append(compile_ahead(validate, params, batch, key))
-            results.append(jax.device_get(compiled[0](params, batch, key)))
-        return average_batches(results)
-
-    return run
+    lower: list[Lower] = [lambda: cast(jax.stages.Wrapped, train_step).lower(*arguments)]
+    what = "the training step"
+    if validation is not None:
+        lower.append(functools.partial(validation.lower, arguments[0].params))
+        what += " and the validation"
+    with session.report.compiling(what):
+        compiled: list[Any] = compile_together(lower)
+    if validation is not None:
+        validation.compiled = compiled[1]
+    return compiled[0]

@@ -1,0 +1,59 @@
+"""Programs compiled at once are the ones that were asked for, traced while others are compiled."""
+
+import threading
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.stages import Compiled, Lowered
+
+from hdvpd.kernels.together import compile_together
+
+
+def test_each_program_is_the_one_asked_for() -> None:
+    x = jnp.arange(3.0)
+    factors = 2.0, 3.0, 5.0
+    compiled = compile_together(
+        [lambda factor=factor: jax.jit(lambda x: factor * x).lower(x) for factor in factors]
+    )
+    assert [float(program(x)[1]) for program in compiled] == [2.0, 3.0, 5.0]
+
+
+class _Waits:
+    """A program whose compilation ends once another one has been traced."""
+
+    def __init__(self, traced: threading.Event):
+        self.traced = traced
+
+    def compile(self) -> Compiled:
+        assert self.traced.wait(60)
+        assert threading.current_thread() is not threading.main_thread()
+        return jax.jit(jnp.sin).lower(0.0).compile()
+
+
+def test_one_is_traced_while_another_is_compiled() -> None:
+    traced, threads = threading.Event(), []
+
+    def first() -> Lowered:
+        threads.append(threading.current_thread())
+        return cast(Lowered, _Waits(traced))
+
+    def second() -> Lowered:
+        threads.append(threading.current_thread())
+        traced.set()
+        return cast(Lowered, _Waits(traced))
+
+    assert len(compile_together([first, second])) == 2
+    assert threads == [threading.current_thread()] * 2
+
+
+def test_what_goes_wrong_in_a_compilation_is_raised() -> None:
+    x = jnp.arange(3.0)
+
+    class Broken:
+        def compile(self) -> Any:
+            raise ValueError("no such program")
+
+    with pytest.raises(ValueError, match="no such program"):
+        compile_together([lambda: jax.jit(jnp.sin).lower(x), lambda: cast(Lowered, Broken())])
