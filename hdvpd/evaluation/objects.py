@@ -20,6 +20,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
 from hdvpd.evaluation.controls import carry_particles
+from hdvpd.evaluation.pixels import near_points
 from hdvpd.evaluation.rollouts import window_keys
 from hdvpd.evaluation.spreading import SpreadModel
 from hdvpd.model.compiled import CompiledModel
@@ -85,12 +86,11 @@ def particle_truth(
     # One more entry for the owner -1, which is no object.
     moved = np.append(moving, False)[owners]
     robot = np.asarray(robot_positions).reshape(-1, 3)
-    nearest = np.min([((points - point) ** 2).sum(axis=-1) for point in robot], axis=0)
     return ParticleTruth(
         places=objects.move(points, owners, last)[OBSERVED_FRAMES:],
         moved=moved,
         untouched=(owners >= 0) & ~moved,
-        static=mask & (owners < 0) & (nearest > FAR_FROM_ROBOT_M**2),
+        static=mask & (owners < 0) & ~near_points(points, robot, FAR_FROM_ROBOT_M),
     )
 
 

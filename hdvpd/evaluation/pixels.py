@@ -69,13 +69,13 @@ def pixel_truth(
 
 
 def near_points(
-    places: Float[Array, "*batch 3"], points: Float[np.ndarray, "p 3"]
+    places: Float[Array, "*batch 3"],
+    points: Float[np.ndarray, "p 3"],
+    near_m: float = NEAR_ROBOT_M,
 ) -> Bool[np.ndarray, "*batch"]:
-    """Say which places lie within `NEAR_ROBOT_M` of one of some points."""
+    """Say which places lie nearer than `near_m` to one of some points [m]."""
     places = np.asarray(places)
-    distance, _ = KDTree(points).query(
-        places.reshape(-1, 3), distance_upper_bound=NEAR_ROBOT_M, eps=0.0
-    )
+    distance, _ = KDTree(points).query(places.reshape(-1, 3), distance_upper_bound=near_m, eps=0.0)
     return np.isfinite(distance).reshape(places.shape[:-1])
 
 

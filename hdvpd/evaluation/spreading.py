@@ -2,14 +2,15 @@
 
 Each window is worked off by one device alone, by the very program that one device would run, so
 neither devices nor processes change a score. Processes take every n-th window; devices of one
-process, a thread each, take the next that is left. Nobody waits for anybody before the end, so any
-number of windows suits any number of devices.
+process, two threads each, take the next that is left: while one scores, another computes. Nobody
+waits for anybody before the end, so any number of windows suits any number of devices.
 """
 
 import contextlib
 import queue
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,9 @@ from hdvpd.training.processes import Team
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[CompiledModel, Item], Result]
+
+AT_ONCE = 2
+"""Items that each device works off at once."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,47 @@ class SpreadModel:
         return [gathered[i % team.count][i // team.count] for i in range(len(items))]
 
     def _map_here(self, work: Work[Item, Result], items: Sequence[Item]) -> list[Result]:
-        if len(self.parts) == 1:
-            return [work(self.parts[0], item) for item in items]
         results: dict[int, Result] = {}
         waiting: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
         for numbered in enumerate(items):
             waiting.put(numbered)
+        stopped = threading.Event()
 
-        def work_off(parts: CompiledModel, device: Any) -> None:
-            with jax.default_device(device), contextlib.suppress(queue.Empty):
-                while True:
+        @contextlib.contextmanager
+        def stopping() -> Iterator[None]:
+            try:
+                yield
+            except BaseException:
+                stopped.set()  # the others end with the item that they are at
+                raise
+
+        def work_off(parts: CompiledModel, device: Any, most: int) -> None:
+            with jax.default_device(device), stopping(), contextlib.suppress(queue.Empty):
+                for _ in range(most):
+                    if stopped.is_set():
+                        return
                     number, item = waiting.get_nowait()
                     results[number] = work(parts, item)
 
-        with ThreadPoolExecutor(len(self.parts), thread_name_prefix="hdvpd-device") as pool:
-            list(pool.map(work_off, self.parts, self.devices))  # raises what a thread has raised
+        def work_off_together(parts: CompiledModel, device: Any) -> None:
+            work_off(parts, device, 1)  # which compiles what those after it use
+            wait_for([pool.submit(work_off, parts, device, len(items)) for _ in range(AT_ONCE)])
+
+        count = len(self.parts)
+        with ThreadPoolExecutor((1 + AT_ONCE) * count, "hdvpd-device") as pool, stopping():
+            wait_for(
+                [
+                    pool.submit(work_off_together, *x)
+                    for x in zip(self.parts, self.devices, strict=True)
+                ]
+            )
         return [results[number] for number in range(len(items))]
+
+
+def wait_for(futures: Sequence[Future[None]]) -> None:
+    """Wait for threads, and raise what the first of them has raised."""
+    for future in futures:
+        future.result()
 
 
 def spread_model(model: Model, num_devices: int, compile_model: CompileModel) -> SpreadModel:
