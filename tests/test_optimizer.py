@@ -11,7 +11,7 @@ import scenes
 from hdvpd.basics.layers import Keys
 from hdvpd.config import TrainConfig
 from hdvpd.model import Model
-from hdvpd.training.optimizer import create_optimizer, is_decayed, learning_rate
+from hdvpd.training.optimizer import create_optimizer, in_rows, is_decayed, learning_rate
 
 
 def test_papers_schedule_changes_at_step_1000():
@@ -123,3 +123,37 @@ def test_decay_shrinks_matrices_without_a_gradient_and_nothing_else():
     updates, _ = optimizer.update(zero, optimizer.init(params), params)
     np.testing.assert_allclose(updates["kernel"], -0.1 * config.weight_decay * 3.0, rtol=1e-6)
     np.testing.assert_array_equal(updates["bias"], 0.0)
+
+
+def test_an_update_in_rows_is_that_leaf_by_leaf():
+    config = TrainConfig(learning_rates=(0.1,), boundaries=(), clip_norm=1e9)
+    optimizer = create_optimizer(config)
+    rng = np.random.default_rng(0)
+    shapes = {"a": {"kernel": (3, 4), "bias": (4,)}, "b": {"kernel": (2, 2, 1), "scale": ()}}
+    params, *grads = (
+        jax.tree.map(
+            lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+            shapes,
+            is_leaf=lambda x: isinstance(x, tuple),
+        )
+        for _ in range(3)
+    )
+    pack, unpack = in_rows(params)
+    state = rows_state = optimizer.init(params)
+    assert {name: row.shape for name, row in pack(params).items()} == {
+        "kernel": (16,),
+        "rest": (5,),
+    }
+    for grad in grads:
+        updates, state = optimizer.update(grad, state, params)
+        rows, packed = optimizer.update(pack(grad), pack(rows_state), pack(params))
+        rows_state = unpack(packed)
+        assert jax.tree.structure(rows_state) == jax.tree.structure(state)
+        jax.tree.map(np.testing.assert_array_equal, unpack(rows), updates)
+        jax.tree.map(np.testing.assert_array_equal, rows_state, state)
+
+
+def test_rows_of_one_kind_alone_are_rows_too():
+    pack, unpack = in_rows({"kernel": jnp.ones((2, 3))})
+    assert list(pack({"kernel": jnp.ones((2, 3))})) == ["kernel"]
+    assert unpack(pack({"kernel": jnp.ones((2, 3))}))["kernel"].shape == (2, 3)

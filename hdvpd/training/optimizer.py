@@ -1,9 +1,16 @@
 """AdamW with the schedule and the clipping of arXiv 2410.03462, App. C.3."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hdvpd.config import TrainConfig
+
+Tree = Any
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
@@ -46,3 +53,42 @@ def create_optimizer(config: TrainConfig) -> optax.GradientTransformation:
             mask=is_decayed,
         ),
     )
+
+
+def in_rows(params: optax.Params) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Tree]]:
+    """Return functions that put all arrays of a tree into two rows of numbers, and back.
+
+    An optimiser works number by number. Of rows, it is the same few kernels for a model of any
+    number of layers; leaf by leaf it was a fifth of the kernels that a training step compiled.
+
+    Args:
+      params: parameters; what is put into rows has their structure, or has parts that have it.
+
+    Returns:
+      From a tree to the same tree with rows, those of decayed parameters called `kernel`, for
+      `is_decayed`; and the inverse.
+    """
+    structure, leaves = jax.tree.structure(params), jax.tree.leaves(params)
+    names = ["kernel" if decays else "rest" for decays in jax.tree.leaves(is_decayed(params))]
+
+    def through(convert: Callable[[dict], dict], tree: Tree) -> Tree:
+        def is_dict(x: Any) -> bool:
+            return isinstance(x, dict)
+
+        return jax.tree.map(lambda x: convert(x) if is_dict(x) else x, tree, is_leaf=is_dict)
+
+    def pack(tree: dict) -> dict:
+        rows: dict[str, list[jax.Array]] = {"kernel": [], "rest": []}
+        for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
+            rows[name].append(leaf.reshape(-1))
+        return {name: jnp.concatenate(row) for name, row in rows.items() if row}
+
+    def unpack(rows: dict) -> dict:
+        found, taken = [], dict.fromkeys(rows, 0)
+        for name, leaf in zip(names, leaves, strict=True):
+            begin = taken[name]
+            taken[name] += int(np.prod(leaf.shape))
+            found.append(rows[name][begin : taken[name]].reshape(leaf.shape))
+        return jax.tree.unflatten(structure, found)
+
+    return lambda tree: through(pack, tree), lambda tree: through(unpack, tree)

@@ -16,7 +16,7 @@ from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import Array, Batch, Int, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
-from hdvpd.training.optimizer import create_optimizer, learning_rate
+from hdvpd.training.optimizer import create_optimizer, in_rows, learning_rate
 from hdvpd.training.parallel import Layout, make_gradient, make_layout, over_windows
 
 Params = Any
@@ -96,17 +96,17 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     def train_step(state: TrainState, batch: Batch, run_key: PRNGKey) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(run_key, state.step)
         (value, per_step), grads = gradient(state.params, batch, key)
+        pack, unpack = (lambda x: x,) * 2 if layout.shard_state else in_rows(state.params)
+        grads, kept = pack(grads), pack((state.params, state.opt_state))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-        # Zeros instead of NaN also keep the optimiser's own arithmetic finite.
-        grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
+
+        def update(params: Params, opt_state: Any) -> tuple[Params, Any]:
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
+        # A branch, whose results are written: each leaf would compute a selection anew.
+        kept = unpack(jax.lax.cond(finite, update, lambda *old: old, *kept))
         skipped = (~finite).astype(jnp.int32)
         new_state = TrainState(
             step=state.step + 1,
