@@ -1,31 +1,48 @@
 """Every annotation of the code is checked when a test calls it: types, and shapes across a call."""
 
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import jaxtyping
 
+_jaxtyped: Any = jaxtyping.jaxtyped
+
 
 def check_annotations(*packages: str) -> None:
     """Check the calls of packages that are imported from now on.
 
-    A function without shapes is checked by beartype alone: the books that jaxtyping keeps of a
-    call's shapes take longer than most functions, and it is settings that are asked most often.
+    Beartype checks a call once; jaxtyping's own decorator has it check arguments twice and binds
+    them to the signature before, which took longer than most functions do. A function without
+    shapes has no need of the books that are kept of a call's.
     """
     jaxtyping.install_import_hook(packages, "beartype.beartype")
-    jaxtyped = jaxtyping.jaxtyped
+    # What the hook writes above every function and class.
+    jaxtyping.jaxtyped = lambda *, typechecker: functools.partial(checked, typechecker)
 
-    def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        with_shapes = jaxtyped(typechecker=typechecker)
 
-        def check(called: Any) -> Any:
-            plain = inspect.isfunction(called) and not has_shapes(*called.__annotations__.values())
-            return typechecker(called) if plain else with_shapes(called)
+def checked(typechecker: Callable[[Any], Any], called: Any) -> Any:
+    """Return a function that checks its calls, or a class whose constructor does."""
+    if inspect.isclass(called):
+        if dataclasses.is_dataclass(called) and "__init__" in vars(called):
+            called.__init__ = checked(typechecker, called.__init__)
+        return called
+    # Beartype checks a generator's arguments at its first step; optax names what only it knows.
+    if inspect.isgeneratorfunction(called) or "ForwardRef(" in repr(called.__annotations__):
+        return _jaxtyped(called, typechecker=typechecker)
+    check_types = typechecker(called)
+    if not has_shapes(*called.__annotations__.values()):
+        return check_types
 
-        return check
+    @functools.wraps(called)
+    def check_shapes(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with _jaxtyped("context"):  # axes of one name are equal within one call
+            return check_types(*args, **kwargs)
 
-    jaxtyping.jaxtyped = checked  # what the hook writes above every function
+    return check_shapes
 
 
 def has_shapes(*annotations: Any) -> bool:

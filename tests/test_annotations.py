@@ -1,22 +1,36 @@
 """A call that its annotations do not allow fails in the tests, with shapes or without."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
 import jaxtyping
 import numpy as np
 import pytest
-from annotations import has_shapes
+from annotations import checked, has_shapes
+from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 
-from hdvpd.basics.types import Float
+from hdvpd.basics.types import Float, RobotPoints
 from hdvpd.evaluation.metrics import psnr
 from hdvpd.evaluation.videos import frames_per_second
 
 
 def test_shapes_are_checked_across_a_call() -> None:
-    with pytest.raises(jaxtyping.TypeCheckError, match="psnr"):
+    with pytest.raises(BeartypeCallHintViolation, match="psnr"):
         psnr(np.zeros((4, 4, 3)), np.zeros((4, 5, 3)))
+
+
+def test_shapes_of_results_and_of_dataclasses_are_checked() -> None:
+    frames = RobotPoints(positions=np.zeros((2, 3), np.float32), gripper=np.zeros(2, np.float32))
+    with pytest.raises(BeartypeCallHintViolation, match="gripper"):
+        dataclasses.replace(frames, gripper=np.zeros(3, np.float32))
+
+    def shorten(x: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
+        return x[1:]
+
+    with pytest.raises(BeartypeCallHintViolation, match="return"):
+        checked(beartype, shorten)(np.zeros((2, 3)))
 
 
 def test_types_are_checked_where_there_is_no_shape() -> None:
