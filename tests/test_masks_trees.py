@@ -176,7 +176,8 @@ def test_large_blocks_go_by_fourier_transform():
     check_mask(TreeMask(forest, values, blocks), of_distance(values, distance))
     # The product is linear in f: its derivative sums the pairs of tokens at each distance.
     x, weights = np.random.default_rng(5).normal(size=(2, 300, 1)).astype(np.float32)
-    got = jax.grad(lambda f: jnp.vdot(weights, TreeMask(forest, f, blocks) @ x))(values)
+    pulled = jax.jit(jax.grad(lambda f: jnp.vdot(weights, TreeMask(forest, f, blocks) @ x)))
+    got = pulled(values)
     expected = np.bincount(distance.ravel(), (weights @ x.T).ravel())
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
