@@ -62,11 +62,16 @@ def config(debug_config, dataset):
     return apply_overrides(debug_config, small)
 
 
-def write_run(folder, config, dataset, noise):
+@pytest.fixture(scope="module")
+def untrained(config, dataset):
+    """The state with which a training begins."""
+    return create_train_state(config, dataset.scene_spec(config.data))[1]
+
+
+def write_run(folder, config, dataset, state, noise):
     """Save a run of untrained or perturbed parameters as training would."""
     folder.mkdir(parents=True)
     scene = dataset.scene_spec(config.data)
-    _, state = create_train_state(config, scene)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: x + np.asarray(noise * rng.normal(size=x.shape), x.dtype), state.params
@@ -82,12 +87,12 @@ def write_run(folder, config, dataset, noise):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, config, dataset):
+def runs(tmp_path_factory, config, dataset, untrained):
     """The folders of an untrained and of a perturbed run, never written to by a test."""
     root = tmp_path_factory.mktemp("runs")
     return {
-        "fresh": write_run(root / "fresh", config, dataset, 0.0),
-        "noisy": write_run(root / "noisy", config, dataset, 0.1),
+        "fresh": write_run(root / "fresh", config, dataset, untrained, 0.0),
+        "noisy": write_run(root / "noisy", config, dataset, untrained, 0.1),
     }
 
 
@@ -430,14 +435,15 @@ def test_a_data_set_of_another_robot_is_refused(run_copy, dataset, tmp_path, cap
     assert str(other) in message
 
 
-def test_several_runs_need_a_place_and_the_same_frames(runs, tmp_path, config, dataset, capsys):
+def test_several_runs_need_a_place_and_the_same_frames(
+    runs, tmp_path, config, dataset, untrained, capsys
+):
     pair = list(runs.values())
     assert "--out DIR" in failing(capsys, *pair)
     assert "named twice" in failing(capsys, pair[0], pair[0], "--out", tmp_path / "out")
     render = dataclasses.replace(config.render, far=1.5)
-    other = write_run(
-        tmp_path / "short-sighted", dataclasses.replace(config, render=render), dataset, 0.1
-    )
+    short_sighted = dataclasses.replace(config, render=render)
+    other = write_run(tmp_path / "short-sighted", short_sighted, dataset, untrained, 0.1)
     message = failing(capsys, pair[0], other, "--out", tmp_path / "out", "--eval.num-episodes", 1)
     assert "far is 2.0 and 1.5" in message
     assert not (tmp_path / "out").exists()

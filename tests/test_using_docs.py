@@ -15,6 +15,8 @@ from hdvpd.commands.rollout import Rollout
 
 needed("mujoco")
 DOCS = Path(__file__).parent.parent / "docs"
+# One predicted step: each more is compiled once more.
+SHORT = {"num_steps": 2, "horizon": 1, "validate_every": 0, "checkpoint_every": 2}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -69,7 +71,7 @@ def test_the_tutorial_runs_from_a_recording_to_a_plan(folder, monkeypatch):
     The page's own model is used again by the command after it, for what it has compiled.
     """
     needed("h5py")  # the extra of imports
-    small = {**TINY, "train": {"num_steps": 2, "validate_every": 0, "checkpoint_every": 2}}
+    small = {**TINY, "train": SHORT}
     page = re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
     names = {}
     for language, block in page:

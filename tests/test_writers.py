@@ -4,12 +4,15 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import test_importers
 import test_report
 from disks import Mount
+from matplotlib.figure import Figure
 from test_outputs import contents
 
 from hdvpd import eval as evaluation
@@ -20,6 +23,7 @@ from hdvpd.config.experiments import apply_overrides
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
+from hdvpd.evaluation import motion_plots, results
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
 from hdvpd.evaluation.results import Evaluation, write_results
 from hdvpd.model.compiled import compile_model
@@ -158,6 +162,26 @@ def test_names_of_any_kind_are_shown_and_never_obeyed(
     assert all(source.startswith("data:") for source in page.sources)
 
 
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw every plot once, for one evaluation: it is writing that is tried again."""
+
+    def once(draw: Callable[[Any], Figure]) -> Callable[[Any], Figure]:
+        figures: list[Figure] = []
+
+        def plot(summaries: Any) -> Figure:
+            figures[:] = figures or [draw(summaries)]
+            return figures[0]
+
+        return plot
+
+    for module, name in (
+        (results, "plot_curves"), (results, "plot_pixels"), (motion_plots, "plot_motion")
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, once(getattr(module, name)))
+        monkeypatch.setattr(module, "to_png", functools.cache(module.to_png))
+
+
 def write(evaluations: dict[str, Evaluation], target: Path) -> None:
     with staging_folder(target) as staging:
         write_results(staging, evaluations, ".", None)
@@ -165,7 +189,7 @@ def write(evaluations: dict[str, Evaluation], target: Path) -> None:
 
 
 def test_a_disk_that_fills_during_an_evaluation_keeps_the_earlier_one(
-    evaluations: dict[str, Evaluation], mount: Mount
+    evaluations: dict[str, Evaluation], mount: Mount, drawn_once: None
 ) -> None:
     disk = mount("size=64m")
     write(evaluations, disk / "out")
