@@ -51,8 +51,8 @@ class Skeleton:
 
 
 def robot_points(
-    link_to_world: Float[np.ndarray, "*batch l 4 4"],
-    joints: Float[np.ndarray, "*batch j"],
+    link_to_world: Float[Array, "*batch l 4 4"],
+    joints: Float[Array, "*batch j"],
     skeleton: Skeleton,
 ) -> RobotPoints:
     """Place the kinematic points of a robot, measured or commanded.
