@@ -14,6 +14,12 @@ NAME = "processor_s"
 _last = sum(os.times()[:4])
 
 
+def pytest_collection_finish() -> None:
+    """Charge no test with the collecting of all."""
+    global _last
+    _last = sum(os.times()[:4])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Write what was used since the last report into this one, of a set-up, call or tear-down."""

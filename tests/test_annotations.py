@@ -7,11 +7,12 @@ from typing import Literal
 import jaxtyping
 import numpy as np
 import pytest
+import scenes
 from annotations import checked, has_shapes
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 
-from hdvpd.basics.types import Float, RobotPoints
+from hdvpd.basics.types import Float
 from hdvpd.evaluation.metrics import psnr
 from hdvpd.evaluation.videos import frames_per_second
 
@@ -22,7 +23,7 @@ def test_shapes_are_checked_across_a_call() -> None:
 
 
 def test_shapes_of_results_and_of_dataclasses_are_checked() -> None:
-    frames = RobotPoints(positions=np.zeros((2, 3), np.float32), gripper=np.zeros(2, np.float32))
+    frames = scenes.unturned(np.zeros((2, 3)))
     with pytest.raises(BeartypeCallHintViolation, match="gripper"):
         dataclasses.replace(frames, gripper=np.zeros(3, np.float32))
 
