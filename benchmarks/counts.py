@@ -158,6 +158,16 @@ def carried(particles: int, points: int, motions: int) -> Need:
     )
 
 
+def held(particles: int, points: int, motions: int) -> Need:
+    """Return the need of a softmax over kinematic points and the mean motions of their links."""
+    pairs = particles * points
+    fixed_by_plan = fixed(pairs * (8 + 3 + 24 * motions), 3 * points, 0)
+    moved = need(
+        others=particles * 24 * motions, read=3 * particles, written=3 * particles * motions
+    )
+    return in_sum([fixed_by_plan, moved])
+
+
 def global_attention(rows: int, width: int, heads: int) -> Need:
     """Return the need of norm, linear attention with its projections, and residual."""
     return need(

@@ -184,10 +184,11 @@ def dynamics_parts(
 
     in_tokens = [counts.tokens(particles, points, width, 16, config.position_frequencies)]
     if config.carry:
-        in_tokens.append(counts.carried(2 * particles, points, 1 + config.contact))
+        in_tokens.append(counts.carried(2 * particles, points, 1))
         if not config.contact:
             in_tokens.append(counts.neighbor_search(2 * particles, 2 * points, 1))
     if config.contact:
+        in_tokens.append(counts.held(2 * particles, points, 1))
         in_tokens.append(counts.contact(particles, points, width, config.feature_dim, NUM_POINTS))
     yield bench.part(
         "tokens", counts.in_sum(in_tokens),
@@ -240,8 +241,9 @@ def dynamics_parts(
     outputs = 3 + config.feature_dim + (config.carry and not config.contact)
     needed = [counts.read_out(particles, width, outputs)]
     if config.carry or config.contact:
-        needed.append(counts.carried(particles, points, 1 + config.contact))
+        needed.append(counts.carried(particles, points, 1))
     if config.contact:
+        needed.append(counts.held(particles, points, 2))
         needed.append(counts.touching(particles, points))
     yield bench.part(
         "read-out", counts.in_sum(needed),

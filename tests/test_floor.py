@@ -12,7 +12,7 @@ import scenes
 
 from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.carrying import carried_motion
+from hdvpd.dynamics.carrying import carried_motion, held_along
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.encoders.unet import UNet
@@ -116,6 +116,14 @@ def carried():
     return operations(call, zeros(ROWS, 3)), counts.carried(ROWS, POINTS, 1)
 
 
+def held():
+    def call(positions):
+        cloud = ParticleCloud(positions, zeros(ROWS, 1), np.ones(ROWS, bool))
+        return held_along(cloud, robot(), 1, 2)
+
+    return operations(call, zeros(ROWS, 3)), counts.held(ROWS, POINTS, 1)
+
+
 def read_out():
     inputs = [zeros(ROWS, n) for n in (DIM, 3, MODEL.feature_dim)]
     call = lambda r, x, *cloud: r(x, *clouds(*cloud, *cloud), robot())  # noqa: E731
@@ -152,6 +160,7 @@ PARTS = {
     local_layer: (0.9, 1.2),
     tokens: (0.8, 1.2),
     carried: (0.6, 1.6),
+    held: (0.6, 1.6),
     read_out: (0.8, 1.4),
     sums: (0.7, 1.6),
     compositing: (0.4, 2.0),
