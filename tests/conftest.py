@@ -49,7 +49,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
-from annotations import check_annotations
+from annotations import calls, check_annotations
 from kernels_once import compile_once
 
 # Bytecode is kept, here and by the commands that tests start, also where the environment says not
@@ -112,6 +112,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(no_gpu)
+
+
+def pytest_runtest_setup() -> None:
+    calls.clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import scenes
-from annotations import checked, has_shapes
+from annotations import MOST, checked, has_shapes
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 
@@ -38,6 +38,18 @@ def test_types_are_checked_where_there_is_no_shape() -> None:
     assert frames_per_second(3.0) == 3
     with pytest.raises(BeartypeCallHintViolation, match="rate_hz"):
         frames_per_second("3")  # pyright: ignore[reportArgumentType]
+
+
+def test_of_many_calls_the_first_are_checked() -> None:
+    def double(x: int) -> int:
+        return 2 * x
+
+    doubled = checked(beartype, double)
+    for _ in range(MOST - 1):
+        doubled(1)
+    with pytest.raises(BeartypeCallHintViolation, match="double"):
+        doubled("1")
+    assert doubled("1") == "11"
 
 
 @pytest.mark.parametrize(
