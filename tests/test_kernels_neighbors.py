@@ -17,7 +17,7 @@ from hdvpd.kernels.neighbors_host import SEARCHES
 
 NUM_QUERIES, NUM_POINTS = 23, 40
 # KeOps compiles its formula for seconds per number of neighbours, a search without the point itself
-# among them: nearly all tests ask for five of all points.
+# among them: all tests of the short suite ask it for five.
 K, OTHERS = 5, 4
 
 
@@ -197,7 +197,9 @@ def test_masked_queries_find_real_neighbours_only(backend):
 
 
 @pytest.mark.parametrize("num_real", [0, 1, 2])
-def test_fewer_points_than_neighbours_leave_empty_places(backend, clouds, num_real):
+def test_fewer_points_than_neighbours_leave_empty_places(backend, clouds, num_real, long):
+    if backend == "keops" and not long:
+        pytest.skip("asks for as many as there are, as open3d does; make longtest")
     queries, points = clouds
     mask = np.arange(NUM_POINTS) < num_real
     found = search(queries, points, K, backend=backend, mask=mask)

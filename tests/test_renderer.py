@@ -476,7 +476,7 @@ def test_descent_brings_a_particle_to_the_pixels_it_should_explain(shift, long):
     goal = np.float32(shift)[None, None]
     target, position = image(goal), np.zeros((1, 1, 3), np.float32)
     assert np.vdot(gradient(position, target), goal) < 0
-    for step in np.float32(1.5e-3 * 0.95 ** np.arange(60)):
+    for step in np.float32(3e-3 * 0.9 ** np.arange(30)):
         grad = np.asarray(gradient(position, target))
         position = position - step * grad / np.linalg.norm(grad)
     assert np.linalg.norm(position - goal) < 0.004
