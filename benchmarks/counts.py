@@ -283,6 +283,17 @@ def touching(particles: int, points: int) -> Need:
     return in_sum([*searches, shared, identity])
 
 
+def shadow(particles: int, points: int) -> Need:
+    """Return the need of the light that arrives before and after a step, and of colours by it."""
+    pairs = 2 * particles * points
+    return need(
+        others=pairs * 27 + particles * 60,
+        read=particles * 6 + 3 * points,
+        written=particles * 3,
+        parameters=points,
+    )
+
+
 def matching(particles: int, points: int) -> Need:
     """Return the need of the nearest counterparts in place and colour, both ways, by two trees."""
     searches = [neighbor_search(particles, points, 1), neighbor_search(points, particles, 1)]

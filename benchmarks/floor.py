@@ -245,6 +245,8 @@ def dynamics_parts(
     if config.contact:
         needed.append(counts.held(particles, points, 2))
         needed.append(counts.touching(particles, points))
+    if config.shadow:
+        needed.append(counts.shadow(particles, points))
     yield bench.part(
         "read-out", counts.in_sum(needed),
         lambda read_out, moving, robot: read_out(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import pixel_rays
 from hdvpd.basics.types import RgbdFrames
 from hdvpd.config import Config, RenderConfig
@@ -26,7 +27,7 @@ from hdvpd.config.experiments import load_config
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
-from hdvpd.encoders.particles import color_features, subsample, visible_points, white_targets
+from hdvpd.encoders.particles import subsample, visible_points, white_targets
 from hdvpd.evaluation.metrics import ssim
 from hdvpd.render.renderer import Renderer
 

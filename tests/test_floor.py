@@ -14,6 +14,7 @@ from hdvpd.basics.layers import Keys
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.dynamics.carrying import carried_motion, held_along
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.dynamics.shadow import Shadow
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.encoders.unet import UNet
 from hdvpd.kernels.annular_sums import annular_sums
@@ -124,6 +125,12 @@ def held():
     return operations(call, zeros(ROWS, 3)), counts.held(ROWS, POINTS, 1)
 
 
+def shadow():
+    cloud = ParticleCloud(zeros(ROWS, 3), zeros(ROWS, 3), np.ones(ROWS, bool))
+    call = lambda s: s(cloud, robot(), zeros(ROWS, 3))  # noqa: E731
+    return of_module(lambda: Shadow(scene()), call), counts.shadow(ROWS, POINTS)
+
+
 def read_out():
     inputs = [zeros(ROWS, n) for n in (DIM, 3, MODEL.feature_dim)]
     call = lambda r, x, *cloud: r(x, *clouds(*cloud, *cloud), robot())  # noqa: E731
@@ -161,6 +168,7 @@ PARTS = {
     tokens: (0.8, 1.2),
     carried: (0.6, 1.6),
     held: (0.6, 1.6),
+    shadow: (0.6, 1.6),
     read_out: (0.8, 1.4),
     sums: (0.7, 1.6),
     compositing: (0.4, 2.0),

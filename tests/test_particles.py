@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import scenes
 
+from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import unproject
 from hdvpd.basics.types import Camera
-from hdvpd.encoders.particles import color_features, subsample, visible_points, white_targets
+from hdvpd.encoders.particles import subsample, visible_points, white_targets
 
 HEIGHT, WIDTH, FAR = 10, 14, 2.0
 BOX = (-0.4, -0.4, -0.05), (0.4, 0.4, 0.5)

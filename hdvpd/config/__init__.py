@@ -144,6 +144,8 @@ class ModelConfig(Settings):
     colors: bool = False
     """The first three features are the pixel's colour, and the renderer's colour is relative to
     theirs (not in the papers, whose features are all the U-Net's)."""
+    shadow: bool = False
+    """With model.colors: the robot's shadow, of one lamp found in recordings (not in papers)."""
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""
@@ -171,6 +173,8 @@ class ModelConfig(Settings):
             self.feature_dim,
             "with model.colors, three are the colour and the others are learned: use 4 or more",
         )
+        colored = not self.shadow or self.colors
+        require(colored, "shadow", self.shadow, "colours are shaded: set model.colors = true")
         check_parts(self, self)
 
 

@@ -1,5 +1,7 @@
 """What every dynamics model shares: both clouds and the robot as tokens, tokens as a change."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -18,6 +20,7 @@ from hdvpd.dynamics.carrying import (
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.dynamics.shadow import Shadow
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.touching import surroundings, went_along
 from hdvpd.kernels.neighbors import Backend
@@ -124,6 +127,7 @@ class ReadOut(nnx.Module):
             if config.contact
             else None
         )
+        self.shadow = Shadow(scene) if config.shadow else None
         self.config = config
 
     def __call__(
@@ -134,6 +138,22 @@ class ReadOut(nnx.Module):
         robot: RobotPoints,
     ) -> Change:
         """Return the change of `current`, whose tokens are given; padding does not change."""
+        change = self._changed(tokens, previous, current, robot)
+        if self.shadow is None:
+            return change
+        shade = self.shadow(current, robot, change.displacement)
+        shade = jnp.where(current.mask[:, None], shade, 0.0)
+        return dataclasses.replace(
+            change, features=jnp.asarray(change.features).at[:, :3].add(shade)
+        )
+
+    def _changed(
+        self,
+        tokens: Float[JaxArray, "n d"],
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+    ) -> Change:
         if self.identity is not None:
             return self._touching(self.identity, self.norm(tokens), previous, current, robot)
         raw = self._read(self.norm(tokens), current)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import rays_through
 from hdvpd.basics.layers import each, multiply_in_bfloat16
 from hdvpd.basics.types import (
@@ -30,7 +31,6 @@ from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.encoders.particles import (
-    color_features,
     subsample,
     visible_depth,
     visible_points,

@@ -14,6 +14,7 @@ from hdvpd.training.parallel import Layout
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
+from hdvpd.training.shadow import learn_shadow
 from hdvpd.training.step import TrainState, create_train_state, merge_model
 
 _NEW = -1
@@ -51,7 +52,7 @@ def start_or_restore(
     )
     if chosen == _NEW:
         graphdef, state = create_train_state(config, scene)
-        state = team.together(lambda: with_identity(config, graphdef, state, dataset))
+        state = team.together(lambda: taught(config, graphdef, state, dataset))
         team.together(
             lambda: require_disk_space(store.path.parent, state) if team.primary else None
         )
@@ -77,12 +78,13 @@ def start_or_restore(
     return restored
 
 
-def with_identity(
+def taught(
     config: Config, graphdef: nnx.GraphDef, state: TrainState, dataset: Dataset
 ) -> TrainState:
-    """Return the state of a model that has learned which particles are the robot's."""
+    """Return the state of a model that has learned what recordings teach without a rollout."""
     model = merge_model(graphdef, state.params)
     learn_identity(model, config, dataset)
+    learn_shadow(model, config, dataset)
     return dataclasses.replace(state, params=nnx.to_pure_dict(nnx.state(model)))
 
 
