@@ -46,7 +46,10 @@ def checked(typechecker: Callable[[Any], Any], called: Any) -> Any:
         return _jaxtyped(called, typechecker=typechecker)
     if not called.__annotations__:
         return called
-    check = None
+    annotations = called.__annotations__.values()
+    # What is only named is looked up while its class or module is being made, or never found.
+    named = any(isinstance(x, str) or "ForwardRef(" in repr(x) for x in annotations)
+    check = _make_check(typechecker, called) if named else None
 
     @functools.wraps(called)
     def check_first_calls(*args: Any, **kwargs: Any) -> Any:
