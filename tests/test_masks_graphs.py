@@ -12,15 +12,15 @@ import scipy.sparse.linalg
 import scipy.special
 from mask_contract import attend, check_attention, check_gradient, check_mask, densify, multiply
 
-from hdvpd.attention.graphs import SymmetricPart, transition_graph
+from hdvpd.attention import graphs, sampled_walks
+from hdvpd.attention.graphs import SymmetricPart
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.masks.diffusion import chebyshev_coefficients, chebyshev_degree
 from hdvpd.attention.masks.diffusion import diffusion_mask as learned_diffusion
 from hdvpd.attention.masks.rwgnk import rwgnk_mask, rwgnk_rows
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
-from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.basics.errors import UserError
-from hdvpd.kernels.walks import exact_walks
+from hdvpd.kernels import walks as walk_kernels
 from studies import grf_measurements as measure
 from studies.attention import power_series as series
 from studies.attention.graphs import edge_graph, graph_matrix, matrix_graph, symmetric_weights
@@ -28,6 +28,13 @@ from studies.attention.masks.diffusion import diffusion_mask, spectral_radius
 from studies.attention.masks.series import PowerSeriesMask
 
 MODULATION = np.float32([1.1, 0.7, 0.4])
+
+# One program each: operation by operation these compile up to ninety.
+transition_graph = jax.jit(graphs.transition_graph, static_argnums=1)
+exact_walks = jax.jit(walk_kernels.exact_walks, static_argnums=1)
+sample_walks = jax.jit(sampled_walks.sample_walks, static_argnums=(1, 2), static_argnames="halting")
+make_rows = jax.jit(walk_rows)
+make_rwgnk = jax.jit(rwgnk_mask, static_argnums=2)
 
 
 def weighted_adjacency(num_nodes=9, seed=0):
@@ -340,7 +347,7 @@ def features(walks, modulation):
 
 def test_walk_masks_are_products_of_their_features():
     one, two = walk_sets()
-    left, right = (walk_rows(walks, MODULATION) for walks in (one, two))
+    left, right = (make_rows(walks, MODULATION) for walks in (one, two))
     phi, psi = (features(walks, MODULATION) for walks in (one, two))
     for mask, oracle in ((SparseMask(left), phi), (WalkMask(left, left), phi @ phi.T),
                          (WalkMask(left, right), phi @ psi.T)):  # fmt: skip
@@ -356,7 +363,7 @@ def test_features_of_two_modulations_have_their_convolution_as_mask(directed):
     matrix = graph_matrix(graph)
     alpha = np.convolve(np.float64(one), np.float64(two))
     oracle = sum(c * np.linalg.matrix_power(matrix, k) for k, c in enumerate(alpha))
-    check_mask(WalkMask(walk_rows(walks, one), walk_rows(walks, two)), oracle)
+    check_mask(WalkMask(make_rows(walks, one), make_rows(walks, two)), oracle)
 
 
 def test_walk_masks_differentiate_in_their_modulation():
@@ -377,7 +384,7 @@ def test_the_direct_contraction_is_attention_under_the_one_sided_mask():
     rng = np.random.default_rng(0)
     query, key = (np.float32(np.maximum(rng.normal(size=(9, 4)), 0) + 1e-3) for _ in range(2))
     value = np.float32(rng.normal(size=(9, 3)))
-    mask = SparseMask(walk_rows(walks, MODULATION))
+    mask = SparseMask(make_rows(walks, MODULATION))
     expected = attend(query, key, value, mask)
     for kernels in ("xla", "host"):
         form = dataclasses.replace(walks, kernels=kernels)
@@ -402,7 +409,7 @@ def test_rwgnk_of_all_walks_is_its_closed_form(kernels, norm_power):
     matrix = adjacency / adjacency.sum(1, keepdims=True)
     psi = sum(0.6**e * np.linalg.matrix_power(matrix, e) for e in range(4))
     psi /= np.linalg.norm(psi, axis=1, keepdims=True) ** norm_power
-    mask = rwgnk_mask(walks, jnp.float32(0.6), norm_power)
+    mask = make_rwgnk(walks, np.float32(0.6), norm_power)
     check_mask(mask, psi @ psi.T)
     check_attention(mask, psi @ psi.T)
     if norm_power == 1:
@@ -416,7 +423,7 @@ def test_rwgnk_lies_within_the_papers_bounds():
     # rho^8 / (1 - rho) < 1e-5 is what seven hops leave out.
     rho, degrees = 0.2, adjacency.sum(1)
     walks = exact_walks(transition_graph(matrix_graph(adjacency)), 6)
-    kernel = np.asarray(densify(rwgnk_mask(walks, jnp.float32(rho), 0.0)))
+    kernel = np.asarray(densify(make_rwgnk(walks, np.float32(rho), 0.0)))
     lower, upper = (
         np.linalg.matrix_power(np.linalg.inv(np.eye(7) - rho * adjacency / degree), 2)
         for degree in (degrees.max(), degrees.min())
@@ -440,7 +447,7 @@ def test_rwgnk_features_of_sampled_walks_are_unbiased():
     assert np.abs(measure.standard_scores(samples, truth)).max() < 4
     # The same walks by the mask's own rows.
     walks = sample_walks(graph, 3, num_hops, jax.random.key(3), halting=halting)
-    rows = densify(rwgnk_rows(walks, jnp.float32(decay), 0.0))
+    rows = densify(jax.jit(rwgnk_rows, static_argnums=2)(walks, np.float32(decay), 0.0))
     np.testing.assert_allclose(rows, features(walks, decay ** np.arange(num_hops + 1)), atol=1e-6)
 
 
@@ -455,9 +462,9 @@ def test_rwgnk_differentiates_in_its_decay(norm_power):
 
 def test_rwgnk_at_its_edges():
     walks = exact_walks(transition_graph(EDGELESS), 2)
-    np.testing.assert_array_equal(densify(rwgnk_mask(walks, jnp.float32(0.5))), np.eye(3))
+    np.testing.assert_array_equal(densify(make_rwgnk(walks, np.float32(0.5))), np.eye(3))
     walks = exact_walks(transition_graph(matrix_graph(irregular_adjacency())), 2)
-    np.testing.assert_array_equal(densify(rwgnk_mask(walks, jnp.float32(0))), np.eye(7))
+    np.testing.assert_array_equal(densify(make_rwgnk(walks, np.float32(0))), np.eye(7))
     slope = jax.jit(jax.grad(lambda decay: rwgnk_mask(walks, decay).dense().sum()))(0.0)
     assert np.isfinite(slope)
     assert slope > 0
@@ -473,14 +480,14 @@ def parts_masks():
     """Return every mask of a graph of two parts, three and four nodes."""
     adjacency = scipy.linalg.block_diag(measure.grid(1, 3), measure.grid(2, 2))
     graph, weights = matrix_graph(adjacency), matrix_graph(symmetric_weights(adjacency))
-    rows = walk_rows(sample_walks(weights, 3, 2, jax.random.key(0)), MODULATION)
+    rows = make_rows(sample_walks(weights, 3, 2, jax.random.key(0)), MODULATION)
     visits = exact_walks(transition_graph(graph), 3)
     return {
         **{generator: diffusion_mask(graph, 0.9, generator) for generator in GENERATORS},
         "power series": PowerSeriesMask(weights, MODULATION),
         "one-sided walks": SparseMask(rows),
         "walks": WalkMask(rows, rows),
-        "RWGNK": rwgnk_mask(visits, jnp.float32(0.6)),
+        "RWGNK": make_rwgnk(visits, np.float32(0.6)),
     }
 
 
