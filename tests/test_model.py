@@ -336,9 +336,11 @@ def test_frames_of_a_time_step_may_have_any_number_of_views(frames, key):
 
 
 EXTENDED = {
-    "model": {"contact": True, "carry": True, "colors": True, "even": True},
+    "model": {
+        "contact": True, "carry": True, "colors": True, "even": True, "unet_channels": (8,),
+    },
     "render": {"surface_thickness": 0.01, "surface_bandwidth": 0.03},
-}
+}  # fmt: skip
 
 
 def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):

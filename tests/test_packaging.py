@@ -80,7 +80,7 @@ def test_training_outside_the_repository(installed: Run) -> None:
     done = installed([*HDVPD, "data", "synthetic", "--out", "data/debug"])
     assert done.returncode == 0, done.stderr
     # Quick to compile: the sizes do not matter for that, the number of different operations does.
-    tiny = "--model.dynamics.num-layers 1 --model.dynamics.local none"
+    tiny = "--model.unet-channels 8 --model.dynamics.num-layers 1 --model.dynamics.local none"
     tiny += " --model.kernels xla --model.knn xla"
     once = f"--train.num-steps 1 --train.horizon 1 --train.validate-every 0 {tiny}"
     done = installed([*HDVPD, "train", "debug", *once.split()])

@@ -15,7 +15,7 @@ from hdvpd.training import step as step_module
 from hdvpd.training.parallel import make_layout, stated_bytes
 from hdvpd.training.step import create_train_state, make_train_step
 
-CONFIG = scenes.tiny_config(train={"batch_size": 4, "num_rays": 24})
+CONFIG = scenes.tiny_config(model={"unet_channels": (8,)}, train={"batch_size": 4, "num_rays": 24})
 
 
 def config(**train):
