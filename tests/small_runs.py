@@ -11,7 +11,7 @@ import pytest
 
 TINY = {
     "data": {"height": 16, "width": 20},
-    "model": {"num_particles": 96, "dynamics": {"num_layers": 1}},
+    "model": {"num_particles": 96, "unet_channels": [8], "dynamics": {"num_layers": 1}},
     "eval": {"windows_per_episode": 1, "controls": ["static_render"]},
 }
 
@@ -75,6 +75,6 @@ def arms_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bimanual.simulate(folder / "data", episodes=1, steps=8, size=(24, 32), workers=1)
     changes = {
         "data": {"height": 24, "width": 32},
-        "model": {"num_particles": 512, "dynamics": {"num_layers": 1}},
+        "model": {"num_particles": 512, "unet_channels": [8], "dynamics": {"num_layers": 1}},
     }
     return write_run(folder / "run", folder / "data", noise=0.03, changes=changes)

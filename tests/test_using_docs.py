@@ -60,8 +60,9 @@ def flags(tables: dict, prefix: str = "") -> list[str]:
     for key, value in tables.items():
         if isinstance(value, dict):
             words += flags(value, f"{prefix}{key}.")
-        elif not isinstance(value, list):
-            words += [f"--{prefix}{key}".replace("_", "-"), str(value)]
+        else:
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{prefix}{key}".replace("_", "-"), *map(str, values)]
     return words
 
 
