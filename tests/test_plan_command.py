@@ -54,12 +54,16 @@ def state(world, trial):
 
 @pytest.fixture
 def begun_once(monkeypatch):
-    """Simulate and render every start of the studies once; nothing changes a trial."""
+    """Simulate and render every start of the studies once, as the model sees it.
+
+    Nothing changes a trial, and of the images' size depends nothing else.
+    """
     monkeypatch.setattr(resumable, "begin_trial", _begun)
 
 
 def _begun(task, size, seed):
-    return _begun_once(task, size, tuple(seed))
+    del size
+    return _begun_once(task, (24, 32), tuple(seed))
 
 
 _begun_once = functools.cache(begin_trial)
@@ -242,15 +246,15 @@ def test_the_ranking_study_goes_on_where_it_was_stopped(world, tmp_path, monkeyp
 
     monkeypatch.setattr(ranking, "load", lambda run: world)
     plans = {"tasks": "push", "plans": 3, "horizon": HORIZON}
-    executions.main(tmp_path / "executed", ExecutionSettings(starts=2, **plans))
+    executions.main(tmp_path / "executed", ExecutionSettings(starts=1, **plans))
     with (tmp_path / "executed" / "starts.jsonl").open("a") as file:
         file.write('{"task": "pu')  # as a crash leaves it
-    again = ExecutionSettings(starts=3, **plans)  # a study may be extended
+    again = ExecutionSettings(starts=2, **plans)  # a study may be extended
     executions.main(tmp_path / "executed", again)
     kept = (tmp_path / "executed" / "starts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["start"] for line in kept] == [0, 1, 2]
+    assert [json.loads(line)["start"] for line in kept] == [0, 1]
 
-    settings = RankingSettings(starts=3, executed=str(tmp_path / "executed"), **plans)
+    settings = RankingSettings(starts=2, executed=str(tmp_path / "executed"), **plans)
     monkeypatch.setattr(executions, "draw_start", lambda *_: pytest.fail("executed already"))
     ranking.main(tmp_path / "ranking", settings)
     lines = (tmp_path / "ranking" / "starts.jsonl").read_text().splitlines()
