@@ -99,9 +99,7 @@ def test_gradients_are_finite_where_points_coincide():
 def test_the_gradient_pulls_the_lamp_to_where_it_is(key):
     """Through the module, as in training: a lamp that stands beside the true one comes nearer."""
     rng = np.random.default_rng(0)
-    places = jnp.asarray(
-        np.float32(np.append(rng.uniform(-0.3, 0.3, (200, 2)), np.zeros((200, 1)), 1))
-    )
+    places = jnp.asarray(f32(np.append(rng.uniform(-0.3, 0.3, (200, 2)), np.zeros((200, 1)), 1)))
     cloud = ParticleCloud(places, jnp.zeros((200, 3)), np.ones(200, bool))
     away = POINT[0] + f32([9, 0, 0])
     truth = shaded(OVERHEAD, cloud, away, POINT[0])
@@ -124,11 +122,11 @@ def recorded(lamp, rng, noise=0.05):
     )
     places = np.append(rng.uniform(-0.5, 0.5, (6000, 2)), np.zeros((6000, 1)), 1)
     pair = rng.integers(0, 20, 6000)
-    points = np.float32(np.stack([start, end], axis=1))
-    dark = [light_blocked(lamp, np.float32(places), points[pair, k]) for k in range(2)]
+    points = f32(np.stack([start, end], axis=1))
+    dark = [light_blocked(lamp, f32(places), points[pair, k]) for k in range(2)]
     brighter = -float(lamp.darkness) * (dark[1] - dark[0]) + rng.normal(scale=noise, size=6000)
     brighter = np.where(rng.uniform(size=6000) < 0.1, rng.normal(size=6000), brighter)
-    return Changes(np.float32(places), np.float32(brighter), np.int32(pair), points)
+    return Changes(f32(places), f32(brighter), np.asarray(pair, np.int32), points)
 
 
 @pytest.fixture(scope="module")

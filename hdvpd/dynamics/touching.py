@@ -23,16 +23,18 @@ _EVIDENCE_M = 0.05
 _PARTNERS = 16
 _PARTNER_M = 0.03
 _PARTNER_COLOR = 0.25
-_ROUNDS = 2
+# So that the opinion of a few centimetres decides where particles are half a centimetre apart.
+_ROUNDS = 6
 # Brightness is divided out of colours as far as there is light to tell a hue by.
 _DARK = 0.1
 # A finger's surface is this far from its kinematic points; measured surfaces are seen as particles,
 # the nearest of which is about half as far as a particle's surroundings reach.
 _TOUCH_M = 0.025
 _TOUCH_SPACING = 0.35
-# Rounds in which a touch spreads over an object, and how much farther from the hand a particle
-# seems by a step across an edge of `_PARTNER_COLOR`.
-_SPREADING = 8
+# Rounds in which a touch spreads over an object, a centimetre each where particles are half a
+# centimetre apart, and how much farther from the hand a particle seems by a step across an edge of
+# `_PARTNER_COLOR`.
+_SPREADING = 16
 _EDGE_M = 0.02
 # An opening half way between open and closed.
 _OPEN = 0.65
@@ -80,7 +82,7 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
 
 
 def shared(values: Float[Array, "n"], around: Surroundings) -> Float[JaxArray, "n"]:
-    """Return the mean that near particles of one colour agree on, in two rounds."""
+    """Return the mean that near particles of one colour agree on, in several rounds."""
     weights = jnp.exp(-((around.distances / _PARTNER_M) ** 2) - around.unlike)
     weights /= jnp.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
     # A loop of the program: unrolled, every neighbour's value would be computed anew.
@@ -206,18 +208,26 @@ def touched(
     origin = jnp.arange(gap_m.shape[0])
     reach_m = _median(around.distances[:, _PARTNERS // 2])
     step_m = _EDGE_M * around.unlike**2 + jnp.maximum(around.distances - reach_m, 0.0)
-    for _ in range(_SPREADING if colors else 0):
-        seen_m = gap_m[around.indices] + step_m
-        best = jnp.argmin(seen_m, axis=1, keepdims=True)
-        nearest_m = jnp.take_along_axis(seen_m, best, axis=1)[:, 0]
+
+    def spread(
+        _: Int[Array, ""], seen: tuple[Float[Array, "n"], Int[Array, "n"]]
+    ) -> tuple[Float[Array, "n"], Int[Array, "n"]]:
+        gap_m, origin = seen
+        through_m = gap_m[around.indices] + step_m
+        best = jnp.argmin(through_m, axis=1, keepdims=True)
+        nearest_m = jnp.take_along_axis(through_m, best, axis=1)[:, 0]
         through = jnp.take_along_axis(jnp.asarray(around.indices), best, axis=1)[:, 0]
         origin = jnp.where(nearest_m < gap_m, origin[through], origin)
-        gap_m = jnp.minimum(gap_m, nearest_m)
+        return jnp.minimum(gap_m, nearest_m), origin
+
+    # A loop of the program, as in `shared`.
+    rounds = _SPREADING if colors else 0
+    gap_m, origin = jax.lax.fori_loop(0, rounds, spread, (gap_m, origin))
 
     radius_m = _TOUCH_M + _TOUCH_SPACING * reach_m
     coming_m = (jnp.asarray(now.distances)[:, 0] - direct_m)[origin]
     share = jnp.clip((radius_m - gap_m) / jnp.maximum(coming_m, _SHORTEST_WAY_M), 0.0, 1.0)
-    point = then.indices[:, 0][origin]
+    point = jnp.asarray(then.indices)[:, 0][origin]
     opening = jnp.asarray(robot.gripper)[2][point]
     share *= closed(opening)
     return Touch(share=share, gap_m=gap_m, opening=opening, origin=origin, point=point)
