@@ -524,6 +524,21 @@ def test_demo_refuses_to_move_a_run_that_is_training(tmp_path: Path) -> None:
     assert run.exists()
 
 
+def test_the_shipped_model_is_shown_as_typed_and_nothing_is_trained(
+    tmp_path: Path, phases: list[list[str]], monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = HDVPD.parse(["demo", "--pretrained"])
+    assert isinstance(command, Demo)
+    assert command.run() == 0
+    assert [words[:2] for words in phases] == [
+        ["data", "simulate"], ["model", "unpack"], ["eval", "runs/reference"]
+    ]  # fmt: skip
+    told = HDVPD.parse(["demo", "--pretrained", "--train.num-steps", "2"])
+    with pytest.raises(UserError, match=r"leave out --train\.num-steps 2"):
+        told.run()
+
+
 @pytest.mark.usefixtures("phases")
 def test_demo_reuses_data_of_the_same_settings_only(tmp_path: Path) -> None:
     data = tmp_path / "data" / "demo"

@@ -103,10 +103,10 @@ class Demo(AbstractCommand):
         """Return the same for the model that comes with hdvpd, on episodes that it never saw."""
         from hdvpd.training.packed import REFERENCE, find_packed, read_packed
 
-        file = find_packed(REFERENCE)
-        if file is None or self.config:
-            keys = ", ".join(self.config)
-            raise UserError(f"--pretrained trains nothing: leave out what is said of {keys}.")
+        file, said = find_packed(REFERENCE), flag_words(self.config)
+        if file is None or said:
+            words = shlex.join(said)
+            raise UserError(f"--pretrained trains nothing: leave out {words}.")
         config = read_packed(file)[0]
         run = self.runs_dir / REFERENCE
         return run, {
