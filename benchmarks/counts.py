@@ -15,6 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hdvpd.dynamics import segments, surroundings
+from hdvpd.dynamics.body import NEAREST
+from hdvpd.dynamics.surroundings import PARTNERS
+
 FLOAT = 4
 
 
@@ -271,16 +275,19 @@ def compositing(rays: int, samples: int) -> Need:
     return need(others=rays * samples * 20, read=rays * samples * 6, written=rays * 5)
 
 
-def touching(particles: int, points: int) -> Need:
-    """Return the need of who is the robot and of `moved_things`: searches, shares, a perceptron."""
-    searches = [neighbor_search(particles, particles, k) for k in (4, 4, 16)]
-    searches += [neighbor_search(particles, points, 1)] * 2
-    searches += [neighbor_search(points, particles, 8)]
-    evidence = particles * (2 * 4 * 12 + 16 * 16 + 2 * 2 * 2 * 16)
-    shared = fixed(evidence + particles * 8 * 16 * 3, 7 * particles, 5 * particles)
+def things(particles: int, points: int) -> Need:
+    """Return the need of who is the robot and of `moved_things`: searches, agreement, a perceptron.
+
+    Roughly one operation for a number compared, added or moved into a box's axes.
+    """
+    searches = [neighbor_search(particles, particles, PARTNERS)]
+    searches += [neighbor_search(particles, points, NEAREST)] * 2
+    agreed = particles * PARTNERS * (16 + 2 * surroundings.ROUNDS + segments.ROUNDS)
+    in_boxes = particles * NEAREST * 3 * (3 + 15 + 30)
+    moved = particles * 250
     told = particles * points * 10 + perceptron(particles, (points + 6, 64, 64, 1)).forward.flop
-    identity = fixed(told, 6 * particles, particles)
-    return in_sum([*searches, shared, identity])
+    geometry = fixed(agreed + in_boxes + moved + told, 13 * particles, 6 * particles)
+    return in_sum([*searches, geometry])
 
 
 def shadow(particles: int, points: int) -> Need:

@@ -243,14 +243,14 @@ def dynamics_parts(
     if config.carry or config.contact:
         needed.append(counts.carried(particles, points, 1))
     if config.contact:
-        needed.append(counts.held(particles, points, 2))
-        needed.append(counts.touching(particles, points))
+        needed.append(counts.held(particles, points, 1))
+        needed.append(counts.things(particles, points))
     if config.shadow:
         needed.append(counts.shadow(particles, points))
     yield bench.part(
         "read-out", counts.in_sum(needed),
         lambda read_out, moving, robot: read_out(
-            moving[0], *clouds(moving[1]), robot
+            moving[0], clouds(moving[1])[1], robot
         ),
         dynamics.read_out, (tokens[particles : 2 * particles], moving), robot,
     )  # fmt: skip

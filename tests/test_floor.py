@@ -133,7 +133,7 @@ def shadow():
 
 def read_out():
     inputs = [zeros(ROWS, n) for n in (DIM, 3, MODEL.feature_dim)]
-    call = lambda r, x, *cloud: r(x, *clouds(*cloud, *cloud), robot())  # noqa: E731
+    call = lambda r, x, *cloud: r(x, ParticleCloud(*cloud, np.ones(ROWS, bool)), robot())  # noqa: E731
     need = counts.read_out(ROWS, DIM, 3 + MODEL.feature_dim)
     return of_module(lambda: ReadOut(MODEL, scenes.SCENE, rngs=Keys(0)), call, *inputs), need
 

@@ -1,7 +1,6 @@
 """Which particles are the robot's: what is there again and again in the axes of its links."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,9 @@ from flax import nnx
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.config.experiments import apply_overrides
 from hdvpd.data.store import Dataset
-from hdvpd.dynamics.identity import NEAR_M, Identity, NearRobot, contrast, point_nearness
-from hdvpd.dynamics.touching import surroundings
+from hdvpd.dynamics.body import NEAR_M, Boxes
+from hdvpd.dynamics.identity import Identity, NearRobot, contrast, point_nearness
+from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.model import Model
 from hdvpd.training.identity import Seen, fit, learn_identity
 
@@ -80,6 +80,7 @@ def learned():
         colors=colors[near],
         frame=np.int32(frame[near]),
         points=points,
+        axes=np.tile(np.eye(3, dtype=np.float32), (*points.shape[:2], 1, 1)),
         far_colors=colors[~near],
     )
     identity = Identity(len(ARM), colors=True, rngs=nnx.Rngs(0))
@@ -88,15 +89,15 @@ def learned():
 
 
 def judge(identity):
-    """Compile `is_robot` of a cloud, kinematic points, and the evidence for having gone along."""
+    """Compile `is_robot` of a cloud and kinematic points."""
     graphdef, state = nnx.split(identity)
 
     @jax.jit
-    def is_robot(state, cloud, points, evidence_m):
+    def is_robot(state, cloud, robot):
         around = surroundings(cloud, colors=True)
-        return nnx.merge(graphdef, state).is_robot(cloud, points, around, evidence_m)
+        return nnx.merge(graphdef, state).is_robot(cloud, robot, around)
 
-    return functools.partial(is_robot, state)
+    return lambda cloud, points: is_robot(state, cloud, scenes.unturned([points] * 3))
 
 
 def test_the_robot_is_told_from_the_table_and_from_what_it_holds(learned):
@@ -105,7 +106,7 @@ def test_the_robot_is_told_from_the_table_and_from_what_it_holds(learned):
     shares, is_robot = {0: [], 1: [], 2: []}, judge(learned)
     for _ in range(10):
         places, colors, points, kind = moment(rng)
-        robot = np.asarray(is_robot(cloud_of(places, colors), points, np.zeros(len(places))))
+        robot = np.asarray(is_robot(cloud_of(places, colors), points))
         for part in set(kind):
             shares[part].append(robot[kind == part].mean())
     assert np.mean(shares[0]) > 0.95
@@ -113,15 +114,23 @@ def test_the_robot_is_told_from_the_table_and_from_what_it_holds(learned):
     assert np.mean(shares[2]) < 0.05
 
 
-def test_until_it_has_learned_all_that_is_near_is_the_robot_unless_that_moved_past_it():
+def test_until_it_has_learned_all_that_is_near_is_the_robot():
     identity = Identity(len(ARM), colors=True, rngs=nnx.Rngs(0))
     beside = ARM[:1] + [[NEAR_M - 0.001, 0, 0], [NEAR_M + 0.001, 0, 0]]
     cloud = cloud_of(np.float32(np.concatenate([beside, beside])), np.full((4, 3), 0.5))
     cloud = dataclasses.replace(cloud, mask=np.asarray([True, True, False, False]))
-    is_robot = judge(identity)
-    for evidence_m, near in ((0.0, True), (0.01, True), (-0.01, False)):
-        robot = is_robot(cloud, np.float32(ARM), np.full(4, evidence_m))
-        np.testing.assert_array_equal(robot, [near, False, False, False])
+    robot = judge(identity)(cloud, np.float32(ARM))
+    np.testing.assert_array_equal(robot, [True, False, False, False])
+
+
+def test_what_is_not_on_the_body_is_not_the_robot():
+    """However much it looks like it."""
+    identity = Identity(len(ARM), colors=True, rngs=nnx.Rngs(0))
+    size = np.full((len(ARM), 3), 0.02, np.float32)
+    identity.body.learn(Boxes(-size, size))
+    cloud = cloud_of(np.float32(ARM[:1] + [[0.025, 0, 0], [0.027, 0, 0]]), np.full((2, 3), 0.5))
+    robot = judge(identity)(cloud, np.float32(ARM[:1].repeat(len(ARM), axis=0)))
+    np.testing.assert_array_equal(robot, [True, False])
 
 
 def test_nearness_is_that_of_distances_in_float64():

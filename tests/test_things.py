@@ -1,6 +1,7 @@
 """What is not the robot is pushed, held and let go, before anything is learned."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -8,26 +9,27 @@ import pytest
 import scenes
 
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.carrying import held_along
+from hdvpd.dynamics.body import Boxes
+from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.dynamics.things import moved_things
-from hdvpd.dynamics.touching import surroundings, went_along
 
 RED, WHITE = [3.0, -3.0, -3.0], [1.0, 1.0, 1.0]
 OPEN, CLOSED = 1.2, 0.1
 TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
+FINGER_M = 0.01
+"""Half the width of a finger."""
 
 
-def displaced(previous, current, robot, things, up):
+@functools.partial(jax.jit, static_argnums=3)
+def displaced(current, robot, things, up):
     around = surroundings(current, colors=True)
-    back_m = held_along(current, robot, 1, 0)
-    evidence = went_along(current, previous, back_m, around, colors=True)
-    moved = moved_things(current, robot, things, around, evidence, up=up, colors=True)
-    return moved.displacement
+    size = np.full((robot.positions.shape[1], 3), FINGER_M, np.float32)
+    return moved_things(current, robot, things, around, Boxes(-size, size), up=up).displacement
 
 
-def predict(previous, current, robot, up="z", things=None):
+def predict(current, robot, up="z", things=None):
     things = np.ones(len(current.mask), bool) if things is None else things
-    return np.asarray(jax.jit(displaced, static_argnums=4)(previous, current, robot, things, up))
+    return np.asarray(displaced(current, robot, things, up))
 
 
 def cloud_of(block, table):
@@ -39,85 +41,126 @@ def cloud_of(block, table):
     )
 
 
-def cube(middle, size_m=0.05, ticks=5):
-    """Points of the surface of a cube."""
+def cube(middle, size_m=0.05, ticks=6):
+    """Points of the surface of a cube, a centimetre apart."""
     line = np.linspace(-size_m / 2, size_m / 2, ticks)
     grid = np.stack(np.meshgrid(line, line, line, indexing="ij"), axis=-1).reshape(-1, 3)
     return grid[np.abs(grid).max(1) > size_m / 2 - 1e-6] + middle
 
 
-def table(ticks=16):
-    """A square of 30 cm at height 0."""
-    line = np.linspace(-0.15, 0.15, ticks)
+SIZE = 152
+"""Points of a cube."""
+
+
+def table(ticks=41):
+    """A square of 40 cm at height 0."""
+    line = np.linspace(-0.2, 0.2, ticks)
     x, y = np.meshgrid(line, line, indexing="ij")
     return np.stack([x.ravel(), y.ravel(), np.zeros(x.size)], axis=-1)
 
 
-def hand(way, opening=CLOSED):
-    """Two fingers, 3 cm to either side of where the hand is at t - 2, t - 1 and t."""
-    beside = np.asarray([[0.0, -0.03, 0.0], [0.0, 0.03, 0.0]])
+def hand(way, opening=CLOSED, apart_m=0.072):
+    """Two fingers, so far apart, at t - 2, t - 1 and t."""
+    beside = np.asarray([[0.0, -apart_m / 2, 0.0], [0.0, apart_m / 2, 0.0]])
     return scenes.unturned(np.asarray(way)[:, None] + beside, opening)
 
 
-def lifted(height_m, step, opening=CLOSED, next_step=None):
-    """A cube that went along with the hand about it, its lower face so high above the table."""
+def lifted(height_m, step, opening=CLOSED):
+    """A cube between two fingers, its lower face so high above the table."""
     now = np.asarray([0.0, 0.0, height_m + 0.025])
-    next_step = step if next_step is None else next_step
-    before, current = (cloud_of(cube(now - back), table()) for back in (step, np.zeros(3)))
-    return before, current, hand([now - step, now, now + next_step], opening)
+    robot = hand([now - step, now, now + step], opening)
+    return cloud_of(cube(now), table()), robot
 
 
-def test_what_is_held_goes_along_while_the_hand_is_closed():
-    step = np.asarray([0.03, 0.0, 0.01])
-    moved = predict(*lifted(0.10, step))
-    np.testing.assert_allclose(moved[:98], np.tile(step, (98, 1)), atol=2e-3)
-    np.testing.assert_allclose(moved[98:], 0, atol=1e-6)
+def test_what_is_in_a_closed_hand_goes_along():
+    for height_m, step in ((0.10, [0.03, 0.0, 0.01]), (0.0, [0.0, 0.0, 0.02])):
+        moved = predict(*lifted(height_m, np.asarray(step)))
+        np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
+        np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 
 def test_what_is_let_go_falls_to_what_is_below_it():
     """From 10 cm, to within the centimetre at which particles say that it rests."""
-    step = np.asarray([0.03, 0.0, 0.0])
-    moved = predict(*lifted(0.10, step, OPEN))
-    np.testing.assert_allclose(moved[:98], np.tile([0, 0, -0.09], (98, 1)), atol=1e-3)
-    np.testing.assert_allclose(moved[98:], 0, atol=1e-6)
+    moved = predict(*lifted(0.10, np.asarray([0.03, 0.0, 0.0]), OPEN))
+    np.testing.assert_allclose(moved[:SIZE], np.tile([0, 0, -0.09], (SIZE, 1)), atol=1e-3)
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 
-def test_what_was_pushed_along_the_table_stays_when_the_hand_goes_up():
-    """It went along and is touched no longer; on its support nothing holds it."""
-    step, up = np.asarray([0.03, 0.0, 0.0]), np.asarray([-0.02, 0.0, 0.10])
-    before, current, robot = lifted(0.0, step, next_step=up)
-    away = robot.positions - np.float32([[[0.07, 0, 0]]])
-    moved = predict(before, current, dataclasses.replace(robot, positions=away))
-    assert np.abs(moved).max() < 2e-3
+def pushing(start_x, end_x, y=0.0, opening=CLOSED, height_m=0.03):
+    """One finger that goes along x to a cube whose face is at x = 0, before the next step."""
+    cloud = cloud_of(cube(np.asarray([0.025, 0.0, 0.026])), table())
+    way = [[2 * start_x - end_x, y, height_m], [start_x, y, height_m], [end_x, y, height_m]]
+    return cloud, hand(way, opening, apart_m=0.0)
 
 
-def test_a_closed_hand_pushes_what_it_comes_to_and_nothing_else():
-    block = cube(np.asarray([0.05, 0.0, 0.026]))
-    other = cube(np.asarray([0.05, 0.12, 0.026]))
-    cloud = cloud_of(np.concatenate([block, other]), table())
-    way = [[-0.06, 0, 0.05], [-0.03, 0, 0.05], [0.02, 0, 0.05]]
-    moved = predict(cloud, cloud, hand(way))
-    assert moved[:98, 0].min() > 0.02
-    np.testing.assert_allclose(moved[:98, 1:], 0, atol=2e-3)
-    assert np.abs(moved[98:]).max() < 2e-3
+def test_a_closed_hand_pushes_what_it_comes_to_by_what_it_would_come_into_it():
+    """The finger's face ends 2 cm behind the cube's; it may be nearer than 3 mm and some."""
+    cloud, robot = pushing(-0.05, 0.01)
+    moved = predict(cloud, robot)
+    assert 0.022 < moved[:SIZE, 0].min() <= moved[:SIZE, 0].max() < 0.027
+    np.testing.assert_allclose(moved[:SIZE, 1:], 0, atol=1e-3)
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
     # An open one has it between its fingers.
-    assert np.abs(predict(cloud, cloud, hand(way, OPEN))).max() < 1e-3
+    assert np.abs(predict(*pushing(-0.05, 0.01, opening=OPEN))).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "y"), [(-0.05, -0.02, 0.0), (-0.011, -0.03, 0.0), (-0.02, 0.03, 0.042)]
+)
+def test_what_the_hand_does_not_reach_leaves_or_passes_stays(start, end, y):
+    """It ends a centimetre before the face; it goes back from it; it passes 7 mm beside it."""
+    assert np.abs(predict(*pushing(start, end, y))).max() < 1e-4
+
+
+def test_what_stays_in_touch_goes_along_wholly():
+    moved = predict(*pushing(-0.012, 0.008))
+    np.testing.assert_allclose(moved[:SIZE], np.tile([0.02, 0, 0], (SIZE, 1)), atol=1e-4)
+
+
+def test_what_is_pushed_beside_its_middle_turns_as_sliding_says():
+    """The contact at (-25, 20) mm sticks: it goes where the finger goes, and the cube turns about.
+
+    The finger touches from y = 1 cm on, and half a centimetre before that.
+    """
+    cloud, robot = pushing(-0.012, -0.007, 0.02)
+    moved = predict(cloud, robot)[:SIZE]
+    before = cloud.positions[:SIZE]
+    middle = np.asarray([0.025, 0.0])
+    after = (before + moved)[:, :2].mean(axis=0)
+    turned = (before + moved)[:, :2] - after
+    arm = before[:, :2] - before[:, :2].mean(axis=0)
+    angle = np.arctan2(
+        (arm[:, 0] * turned[:, 1] - arm[:, 1] * turned[:, 0]).sum(), (arm * turned).sum()
+    )
+    rim = before[before[:, 2] > 0.04][:, :2] - middle
+    radius2 = 0.8 * (rim**2).sum(axis=1).mean()
+    # Of the particles in touch, a centimetre apart, the nearest to the middle is at 5 mm.
+    x, y = -0.025, 0.005 - 0.003
+    expected = -y * 0.005 / (radius2 + x**2 + y**2)
+    np.testing.assert_allclose(angle, expected, rtol=0.1)
+    went = after - before[:, :2].mean(axis=0)
+    np.testing.assert_allclose(went, [0.005 + y * expected, -x * expected], rtol=0.1)
+    # Rigid, and on the table.
+    np.testing.assert_allclose(
+        np.linalg.norm(turned, axis=1), np.linalg.norm(arm, axis=1), atol=1e-5
+    )
+    np.testing.assert_allclose(moved[:, 2], 0, atol=1e-6)
 
 
 def test_the_robot_and_padding_are_left_alone():
-    before, current, robot = lifted(0.10, np.asarray([0.03, 0.0, 0.0]))
-    things = np.arange(len(current.mask)) >= 98
-    assert not predict(before, current, robot, things=things)[:98].any()
+    current, robot = lifted(0.10, np.asarray([0.03, 0.0, 0.0]))
+    things = np.arange(len(current.mask)) >= SIZE
+    assert not predict(current, robot, things=things)[:SIZE].any()
     masked = dataclasses.replace(current, mask=things)
-    assert not predict(before, masked, robot)[:98].any()
+    assert not predict(masked, robot)[:SIZE].any()
 
 
 @pytest.mark.parametrize("up", ["x", "y", "-z"])
 def test_no_axis_is_special(up):
     """The same scene with another axis up, or upside down, moves as the first one does."""
-    scene = lifted(0.10, np.asarray([0.03, 0.0, 0.0]), OPEN)
+    scene = pushing(-0.012, -0.007, 0.02)
     order = TURNS[up[-1]]
-    sign = np.float32([1, 1, -1] if up[0] == "-" else [1, 1, 1])
+    sign = np.float32([1, -1, -1] if up[0] == "-" else [1, 1, 1])
 
     def turn(x):
         return dataclasses.replace(x, positions=(x.positions * sign)[..., np.argsort(order)])
@@ -126,16 +169,12 @@ def test_no_axis_is_special(up):
     np.testing.assert_allclose(turned, (predict(*scene) * sign)[:, np.argsort(order)], atol=1e-5)
 
 
-def test_where_gravity_is_not_known_what_went_along_goes_on_as_long_as_the_hand_does():
+def test_where_gravity_is_not_known_what_is_in_touch_goes_along_and_nothing_falls():
     step = np.asarray([0.03, 0.0, 0.0])
-    moved = predict(*lifted(0.0, step), up="none")
-    np.testing.assert_allclose(moved[:98], np.tile(step, (98, 1)), atol=2e-3)
-    # Turned by a right angle, and too high to touch it.
-    before, current, robot = lifted(0.0, step, next_step=np.asarray([0.0, 0.0, 0.15]))
-    assert np.abs(predict(before, current, robot, up="none")).max() < 2e-3
-    # Nothing falls.
-    scene = lifted(0.10, step, OPEN)
-    assert np.abs(predict(*scene, up="none")).max() < 2e-3
+    moved = predict(*lifted(0.10, step), up="none")
+    np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
+    assert np.abs(predict(*lifted(0.10, step, OPEN), up="none")).max() < 2e-3
 
 
 @pytest.mark.parametrize("up", ["z", "none"])
@@ -151,7 +190,7 @@ def test_gradients_are_finite_where_nothing_is_known(up):
 
         def total(positions, there=there):
             moved = dataclasses.replace(there, positions=positions)
-            return displaced(there, moved, robot, np.ones(6, bool), up).sum()
+            return displaced(moved, robot, np.ones(6, bool), up).sum()
 
         value, gradient = jax.jit(jax.value_and_grad(total))(there.positions)
         assert np.isfinite(value)

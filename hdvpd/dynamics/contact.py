@@ -14,8 +14,7 @@ from hdvpd.basics.layers import Linear
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.dynamics.carrying import nearest_points
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.touching import CANDIDATES, counterparts
-from hdvpd.kernels.neighbors import Backend
+from hdvpd.kernels.neighbors import Backend, knn
 
 _SCALE_M = 0.05
 _HIDDEN = 32
@@ -26,7 +25,6 @@ def explanations(
     other: ParticleCloud,
     carried_m: Float[Array, "n 3"],
     backend: Backend = "auto",
-    count: int = 1,
 ) -> Float[Array, "n e"]:
     """Compare two explanations of where particles were, or will be, at another time.
 
@@ -39,7 +37,6 @@ def explanations(
       other: the cloud of the other time.
       carried_m: displacement of the skeleton at each particle's place until the other time [m].
       backend: of the neighbour search.
-      count: of particles that the search finds, to be one with another (`counterparts`).
 
     Returns:
       For either explanation the distance to the nearest particle of the other cloud, in units of
@@ -47,7 +44,9 @@ def explanations(
       displacement in 5 cm. Without gradient.
     """
     cloud, other, carried_m = jax.lax.stop_gradient((cloud, other, carried_m))
-    near = counterparts(cloud, other, carried_m, backend, count)
+    # One search: building its tree costs as much as asking it.
+    places = jnp.concatenate([cloud.positions, cloud.positions + carried_m])
+    near = knn(places, other.positions, 1, mask=other.mask, backend=backend)
     columns = []
     for indices, distances in zip(
         jnp.split(near.indices[:, 0], 2), jnp.split(near.distances[:, :1], 2), strict=True
@@ -121,11 +120,9 @@ class ContactTokens(nnx.Module):
           identity: embedding of the kinematic points.
         """
         parts = []
-        # The read-out weighs the counterparts of the particles at t - 1 as well.
-        counts = 1, CANDIDATES
         for slice_, cloud in enumerate(clouds):
             other, moved_m = clouds[1 - slice_], carried_m[slice_]
-            told = explanations(cloud, other, moved_m, self.backend, counts[slice_])
+            told = explanations(cloud, other, moved_m, self.backend)
             edges = self.edges(cloud, robot, slice_, identity, self.backend)
             parts.append(self.history(jnp.asarray(told)) + edges)
         return jnp.concatenate(parts)

@@ -159,7 +159,7 @@ class GraphNetwork(AbstractDynamics):
             present = slice(num_particles, 2 * num_particles)
             links = jax.tree.map(lambda x: x[present], graph.links)
             tokens = self._down(tokens[present], nodes, links)
-        return self.read_out(tokens, previous, current, robot)
+        return self.read_out(tokens, current, robot)
 
     def _up(self, tokens: Float[JaxArray, "t d"], graph: Hierarchy) -> Float[JaxArray, "a d"]:
         """Return the abstract nodes after every token sent to its nearest ones."""

@@ -13,22 +13,31 @@ from flax import nnx
 
 from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import Linear
-from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNGKey, pytree
+from hdvpd.basics.types import (
+    Array,
+    Bool,
+    Float,
+    JaxArray,
+    ParticleCloud,
+    PRNGKey,
+    RobotPoints,
+    pytree,
+)
+from hdvpd.dynamics.body import NEAR_M, Body, body_distance
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.touching import Surroundings, shared
+from hdvpd.dynamics.surroundings import Surroundings, shared
+from hdvpd.kernels.neighbors import Backend
 
-NEAR_M = 0.12
-"""What is farther from every kinematic point is not the robot's."""
 # A place is told by its nearness to all kinematic points, in this unit.
 _NEARNESS_M = 0.06
 _HIDDEN = 64
 # Log ratio of densities above which a particle is the robot's: what is now and then in the hand is
 # more frequent there than by chance as well.
-_CERTAIN = 1.8
-# Evidence against having gone along that is worth one unit, and what it is worth at most.
-_AGAINST_M, _AGAINST = 0.002, 4.0
-# Until it has been learned, what is near the skeleton is the robot's, unless that moved past it.
-_UNTOLD = _CERTAIN + _AGAINST / 2
+CERTAIN = 1.8
+# Farther from the robot's boxes than this is what it holds or touches.
+_ON_BODY_M = 0.006
+# Until it has been learned, what is on the body is the robot's.
+_UNTOLD = CERTAIN + 1.0
 
 
 @pytree
@@ -53,6 +62,7 @@ class Identity(nnx.Module):
         self.hidden = Linear(num_points + 6 * colors, _HIDDEN, rngs=rngs)
         self.mlp = Mlp(_HIDDEN, _HIDDEN, 1, rngs=rngs)
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
+        self.body = Body(num_points)
         self.colors = colors
 
     def __call__(
@@ -74,25 +84,24 @@ class Identity(nnx.Module):
     def is_robot(
         self,
         cloud: ParticleCloud,
-        points: Float[Array, "p 3"],
+        robot: RobotPoints,
         around: Surroundings,
-        evidence: Float[Array, "n"],
+        backend: Backend = "auto",
     ) -> Bool[JaxArray, "n"]:
-        """Say which particles are the robot's; near ones of one colour agree on it.
-
-        What the robot moved past is not the robot; what went along with it may have been held.
+        """Say which particles are the robot's: on its body, and like it or among what is like it.
 
         Args:
           cloud: particles; with colours, the first three features are their logits.
-          points: kinematic points of the same time [m].
+          robot: kinematic points, axes (3 p), of which the second are of the same time.
           around: the surroundings of the particles.
-          evidence: for having gone along with it in the last step, `went_along` [m].
+          backend: of the neighbour search.
         """
-        cloud, points = jax.lax.stop_gradient((cloud, points))
+        cloud, points, axes = jax.lax.stop_gradient((cloud, robot.positions[1], robot.axes[1]))
         nearness, near = point_nearness(jnp.asarray(cloud.positions), points[None])
+        distance_m = body_distance(self.body.boxes, cloud.positions, points, axes, backend)
         logits = self(nearness, jax.nn.sigmoid(jnp.asarray(cloud.features)[:, :3]))
-        against = jnp.clip(-evidence / _AGAINST_M, 0.0, _AGAINST)
-        return near & (shared(logits, around) - against > _CERTAIN) & jnp.asarray(cloud.mask)
+        like = jnp.maximum(logits, shared(logits, around)) > CERTAIN
+        return near & like & (distance_m < _ON_BODY_M) & jnp.asarray(cloud.mask)
 
 
 def point_nearness(

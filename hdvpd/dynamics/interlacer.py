@@ -161,4 +161,4 @@ class Interlacer(AbstractDynamics):
             plan, global_plan = self.settings.plan(self.model, positions, mask, key)
         for block in self.blocks:
             tokens = block(tokens, mask, plan, global_plan)
-        return self.read_out(tokens[num_particles : 2 * num_particles], previous, current, robot)
+        return self.read_out(tokens[num_particles : 2 * num_particles], current, robot)

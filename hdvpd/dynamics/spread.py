@@ -167,7 +167,7 @@ def _step(
             assert block.norm_local is not None
             normed = block.norm_local(tokens)
             tokens = tokens + _local_attention(block.local, normed, walks, size)
-    return interlacer.read_out(tokens[size : 2 * size], previous, current, robot)
+    return interlacer.read_out(tokens[size : 2 * size], current, robot)
 
 
 def _global_attention(layer: GlobalAttention, tokens: jax.Array, counted: Array) -> jax.Array:

@@ -1,9 +1,10 @@
 """How what is not the robot moves before anything is learned: pushed, held, let go.
 
-Beyond the papers (`model.contact`): pure functions of observed places, colours and the robot's
-plan. What a closed hand touches is pushed along as a whole. What went along in the last step and
-is off its support is held, and goes along until the hand opens; then it falls. Whatever else went
-along was pushed, and stays where the hand leaves it. Lengths are metres.
+Beyond the papers (`model.contact`): pure functions of observed places and the robot's plan. A thing
+(`segments.py`) moves as one, by as much as it must so that a closed hand does not come into it;
+what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does.
+What is off its support and near a closed hand is held; when the hand opens, it falls. Lengths are
+metres.
 """
 
 import dataclasses
@@ -15,35 +16,54 @@ import numpy as np
 from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints, pytree
 from hdvpd.config import Up
+from hdvpd.dynamics.body import Approach, Boxes, approach
 from hdvpd.dynamics.carrying import held_along
-from hdvpd.dynamics.touching import Surroundings, Touch, closed, touched
-from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.dynamics.segments import Segments, segments, up_axis
+from hdvpd.dynamics.surroundings import Surroundings
+from hdvpd.kernels.neighbors import Backend
 
-# Evidence above which a particle went along with the robot: of sampled clouds less is noise.
-_WENT_M = 0.002
-# What is nearer to the hand than this, by touch, may be in it.
-_IN_HAND_M = 0.05
-# Particles below an object that say how high its support is.
-_BELOW = 8
-# An object this far above what is below it does not rest on it: particles of its lower edge and of
-# the table are up to 2 cm apart.
-_OFF_M, _OFF_WIDTH_M = 0.03, 0.005
+# In touch is what is nearer to the body than this and a share of the distance between particles:
+# the face that is pushed is hidden by the hand, and the nearest particle is beside it.
+_TOUCH_M, _TOUCH_REACHES = 0.003, 0.15
+# What goes away by more than this leaves.
+_LEAVES_M = 0.003
+# What is nearer to the hand than this, and so far off its support, is in it.
+_IN_HAND_M = 0.02
+_OFF_M = 0.03
+# The lowest particle of what rests is about so high.
 _REST_M = 0.01
-# Where gravity is not known, what was pushed goes on while the hand's way turns by less than this.
-_SAME_WAY, _SAME_WAY_WIDTH = 0.5, 0.1
+# An opening half way between open and closed.
+_OPEN = 0.65
+_OPEN_WIDTH = 0.05
+# The middle of a thing is that of its top, which is seen whole; thicker than this it is a side.
+_TOP_M = 0.012
+# Friction of what slides resists turning by the square of this share of its radius of gyration.
+_TURNS = 0.8
+# Half the distance of particles of a face: contact reaches as far beyond them.
+_BESIDE_M = 0.003
+_SMALLEST_M = 0.01
 
 
 @pytree
 class Things:
-    """What geometry and history say of every particle that is not the robot's.
+    """What geometry says of every particle that is not the robot's.
 
     Attributes:
       displacement: until the next time step [m].
-      touch: by the coming step.
+      share: of the coming step during which the particle's thing is pushed, from 0 to 1.
+      gap_m: from the thing to the robot's body at t [m].
+      opening: of the hand that touches it or is nearest at t.
     """
 
     displacement: Float[JaxArray, "n 3"]
-    touch: Touch
+    share: Float[JaxArray, "n"]
+    gap_m: Float[JaxArray, "n"]
+    opening: Float[JaxArray, "n"]
+
+
+def closed(opening: Float[Array, "*batch"]) -> Float[JaxArray, "*batch"]:
+    """Return how far hands are closed, 0 to 1: open ones touch nothing between their fingers."""
+    return jax.nn.sigmoid((_OPEN - jnp.asarray(opening)) / _OPEN_WIDTH)
 
 
 def moved_things(
@@ -51,10 +71,9 @@ def moved_things(
     robot: RobotPoints,
     things: Bool[Array, "n"],
     around: Surroundings,
-    evidence: Float[Array, "n"],
+    boxes: Boxes,
     *,
     up: Up,
-    colors: bool,
     backend: Backend = "auto",
 ) -> Things:
     """Predict how what is not the robot moves.
@@ -64,69 +83,89 @@ def moved_things(
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       things: which particles of `current` are not the robot's.
       around: the surroundings of all particles of `current`.
-      evidence: for having gone along with the robot in the last step, `went_along` [m].
-      up: axis of the world that points up; "none" where it is not known: nothing falls, and what
-        went along goes on while the hand keeps its way.
-      colors: whether the first three features are the logits of colours.
+      boxes: the robot's body.
+      up: axis of the world that points up; "none" where it is not known: nothing is lifted off a
+        support, and nothing falls.
       backend: of the neighbour searches.
     """
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
-    around = around.among(cloud.mask)
-    # What the tokens have asked as well is computed once (`touching.counterparts`).
-    carried_m, back_m = (held_along(current, robot, 1, until) for until in (2, 0))
-    touch = touched(cloud, robot, around, colors=colors, backend=backend)
-    went = (evidence > _WENT_M) & cloud.mask
-    grip = closed(touch.opening)
-    if up == "none":
-        held = _same_way(-back_m, carried_m)
-        fall_m = jnp.zeros_like(carried_m)
-    else:
-        axis = _axis(up)
-        height_m = _height(cloud, went, touch, robot.positions.shape[1], axis, backend)
-        held = jax.nn.sigmoid((height_m - _OFF_M) / _OFF_WIDTH_M)
-        fall_m = -jnp.maximum(height_m - _REST_M, 0.0)[:, None] * axis[None]
-    pushed, held = touch.share[:, None], (went * grip * held)[:, None]
-    moved_m = pushed * carried_m[touch.origin] + (1 - pushed) * held * carried_m
-    moved_m += (went * (1 - grip))[:, None] * fall_m
-    return Things(displacement=jnp.where(cloud.mask[:, None], moved_m, 0.0), touch=touch)
+    found = segments(cloud, around, up=up)
+    carried_m = held_along(current, robot, 1, 2)
+    margin_m = _TOUCH_M + _TOUCH_REACHES * found.reach_m
+    coming = approach(boxes, cloud.positions, robot, margin_m, backend)
+    share, origin = _pushed(coming, found)
+    gap_m, before_m = found.min(coming.then_m), found.min(coming.now_m)
+    opening = jnp.asarray(robot.gripper)[2][coming.point[origin]]
+    grip = closed(opening)
+    share *= grip
+    moved_m = share[:, None] * carried_m[origin]
+    if up != "none":
+        axis = up_axis(up)
+        moved_m = _turned(moved_m, cloud, found, coming.then_m < margin_m, axis)
+        lowest_m = found.min(jnp.where(found.inside, found.height_m, jnp.inf))
+        lowest_m = jnp.where(jnp.isfinite(lowest_m), lowest_m, 0.0)
+        stays = (gap_m < _IN_HAND_M) & ((gap_m < before_m + _LEAVES_M) | (grip < 0.5))
+        held = (lowest_m > _OFF_M) & stays
+        moved_m += ((1 - share) * held * grip)[:, None] * carried_m
+        fall_m = -jnp.maximum(lowest_m - _REST_M, 0.0)
+        moved_m += (held * (1 - grip) * fall_m)[:, None] * axis[None]
+    return Things(
+        displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
+        share=jnp.where(found.inside, share, 0.0),
+        gap_m=jnp.where(found.inside, gap_m, coming.then_m),
+        opening=opening,
+    )
 
 
-def _axis(up: Up) -> Float[np.ndarray, "3"]:
-    return (-1.0 if up[0] == "-" else 1.0) * np.eye(3, dtype=np.float32)["xyz".index(up[-1])]
+def _pushed(coming: Approach, found: Segments) -> tuple[Float[JaxArray, "n"], Array]:
+    """Return the share of the step during which things are pushed, and by which of their particles.
 
-
-def _same_way(before: Float[Array, "n 3"], after: Float[Array, "n 3"]) -> Float[JaxArray, "n"]:
-    """Say whether motions go on: about 1 where they turn by less than 60 degrees, else 0."""
-    before, after = jax.lax.stop_gradient((before, after))
-    size = safe_norm(before) * safe_norm(after)
-    cosine = jnp.sum(before * after, axis=-1) / jnp.maximum(size, 1e-12)
-    return jax.nn.sigmoid((cosine - _SAME_WAY) / _SAME_WAY_WIDTH)
-
-
-def _height(
-    cloud: ParticleCloud,
-    went: Bool[Array, "n"],
-    touch: Touch,
-    num_points: int,
-    axis: Float[np.ndarray, "3"],
-    backend: Backend,
-) -> Float[JaxArray, "n"]:
-    """Return how far above what is below it every object in a hand is; 0 for all else [m].
-
-    An object is what went along and is nearest to the same kinematic point. What is below it are
-    the particles nearest to its middle, seen along `axis`, that did not go along.
+    A particle has to go along from when it is within the margin on, unless the body leaves it. The
+    one that has to go the farthest decides for its thing; of those that need the same, the deepest.
     """
-    positions = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
-    inside = went & (touch.gap_m < _IN_HAND_M)
-    heights = positions @ axis
-    count = jax.ops.segment_sum(inside.astype(jnp.float32), touch.point, num_points)
-    total = jax.ops.segment_sum(inside[:, None] * positions, touch.point, num_points)
-    lowest = jax.ops.segment_min(jnp.where(inside, heights, jnp.inf), touch.point, num_points)
-    middle = total / jnp.maximum(count, 1.0)[:, None]
-    flat, center = (x - (x @ axis)[:, None] * axis[None] for x in (positions, middle))
-    below = knn(center, flat, _BELOW, mask=cloud.mask & ~went, backend=backend)
-    below_it = below.found & (heights[below.indices] < (middle @ axis)[:, None])
-    support = jnp.nanmedian(jnp.where(below_it, heights[below.indices], jnp.nan), axis=1)
-    known = (count > 0) & below_it.any(axis=1)
-    above = jnp.where(known, jnp.maximum(lowest - support, 0.0), 0.0)
-    return jnp.where(inside, above[touch.point], 0.0)
+    leaves = coming.then_m - coming.now_m > _LEAVES_M
+    needed = jnp.where(leaves, 0.0, 1.0 - coming.entered)
+    first = needed - 1e-3 * coming.then_m
+    origin = found.last(found.inside & (first >= found.max(first)))
+    return jnp.where(found.inside, found.max(needed), 0.0), origin
+
+
+def _turned(
+    moved_m: Float[Array, "n 3"],
+    cloud: ParticleCloud,
+    found: Segments,
+    contact: Bool[Array, "n"],
+    axis: Float[np.ndarray, "3"],
+) -> Float[JaxArray, "n 3"]:
+    """Turn things that are pushed beside their middle, by quasi-static sliding.
+
+    Friction of what slides on a plane resists force f and torque m as an ellipsoid does (Goyal,
+    Ruina and Papadopoulos, Wear 1991): velocity of the middle ~ f, turning ~ m / c^2, c a share of
+    the radius of gyration. So a contact at (x, y) from the middle, x along the push v, that sticks,
+    turns the thing by w = -y v / (c^2 + x^2 + y^2). Contact along a face is at the place of it that
+    is nearest to the line of push through the middle.
+    """
+    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
+    heights = places @ axis
+    flat = places - heights[:, None] * axis[None]
+    top = (found.inside & (heights > found.max(heights) - _TOP_M)).astype(jnp.float32)
+    arm = flat - found.mean(flat, top)
+    radius2 = _TURNS * found.mean(jnp.sum(arm**2, axis=-1), top)
+    radius2 = jnp.maximum(radius2, _SMALLEST_M**2)
+    raised = (moved_m @ axis)[:, None] * axis[None]
+    push = moved_m - raised
+    way_m = safe_norm(push)
+    ahead = push / jnp.maximum(way_m, 1e-6)[:, None]
+    aside = jnp.cross(jnp.broadcast_to(axis, ahead.shape), ahead)
+    x, y = jnp.sum(arm * ahead, axis=-1), jnp.sum(arm * aside, axis=-1)
+    x = found.mean(x, contact.astype(jnp.float32))
+    least = found.min(jnp.where(contact, y, jnp.inf)) - _BESIDE_M
+    most = found.max(jnp.where(contact, y, -jnp.inf)) + _BESIDE_M
+    y = jnp.where(least <= most, jnp.clip(0.0, least, most), 0.0)
+    angle = -y * way_m / (radius2 + x**2 + y**2)
+    forward, sideways = way_m + y * angle, -x * angle
+    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+    across = jnp.cross(jnp.broadcast_to(axis, arm.shape), arm)
+    slid = forward[:, None] * ahead + sideways[:, None] * aside + (cos - 1) * arm + sin * across
+    slides = found.inside & (way_m > 1e-6)
+    return jnp.where(slides[:, None], slid + raised, moved_m)

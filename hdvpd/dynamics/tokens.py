@@ -21,15 +21,13 @@ from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.shadow import Shadow
+from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.dynamics.things import moved_things
-from hdvpd.dynamics.touching import surroundings, went_along
 from hdvpd.kernels.neighbors import Backend
 
 _POINT_EMBEDDING_DIM = 16
-# Evidence that the read-out is told of in this unit.
-_EVIDENCE_UNIT_M = 0.001
 # Numbers that the read-out is told of touching, beside a token.
-_TOLD = 4
+_TOLD = 3
 
 
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
@@ -133,36 +131,36 @@ class ReadOut(nnx.Module):
     def __call__(
         self,
         tokens: Float[JaxArray, "n d"],
-        previous: ParticleCloud,
         current: ParticleCloud,
         robot: RobotPoints,
     ) -> Change:
         """Return the change of `current`, whose tokens are given; padding does not change."""
-        change = self._changed(tokens, previous, current, robot)
-        if self.shadow is None:
-            return change
-        shade = self.shadow(current, robot, change.displacement)
-        shade = jnp.where(current.mask[:, None], shade, 0.0)
-        return dataclasses.replace(
-            change, features=jnp.asarray(change.features).at[:, :3].add(shade)
-        )
+        tokens = self.norm(tokens)
+        if self.identity is None:
+            change = self._gated(tokens, current, robot)
+        else:
+            change = self._touching(self.identity, tokens, current, robot)
+        return change if self.shadow is None else self._shaded(self.shadow, change, current, robot)
 
-    def _changed(
-        self,
-        tokens: Float[JaxArray, "n d"],
-        previous: ParticleCloud,
-        current: ParticleCloud,
-        robot: RobotPoints,
+    def _gated(
+        self, tokens: Float[JaxArray, "n d"], current: ParticleCloud, robot: RobotPoints
     ) -> Change:
-        if self.identity is not None:
-            return self._touching(self.identity, self.norm(tokens), previous, current, robot)
-        raw = self._read(self.norm(tokens), current)
+        """Return the papers' change; with `model.carry` also how far a particle goes along."""
+        raw = self._read(tokens, current)
         moved_m = self._free(raw)
         if self.config.carry:
-            # The last output says how far a particle goes along with the skeleton at its place:
-            # a gate is learned much sooner than the motion itself (docs/lab-book.md).
+            # The last output is a gate, which is learned much sooner than the motion itself
+            # (docs/lab-book.md).
             moved_m += raw[:, -1:] * carried_motion(current, robot, 1, self.config.knn)[:, :3]
         return self._bounded(moved_m, raw)
+
+    def _shaded(
+        self, shadow: Shadow, change: Change, current: ParticleCloud, robot: RobotPoints
+    ) -> Change:
+        shade = shadow(current, robot, change.displacement)
+        shade = jnp.where(current.mask[:, None], shade, 0.0)
+        features = jnp.asarray(change.features).at[:, :3].add(shade)
+        return dataclasses.replace(change, features=features)
 
     def _read(self, told: Float[JaxArray, "n t"], current: ParticleCloud) -> Float[JaxArray, "n o"]:
         return jnp.where(current.mask[:, None], self.mlp(told), 0.0)
@@ -181,7 +179,6 @@ class ReadOut(nnx.Module):
         self,
         identity: Identity,
         tokens: Float[JaxArray, "n d"],
-        previous: ParticleCloud,
         current: ParticleCloud,
         robot: RobotPoints,
     ) -> Change:
@@ -189,21 +186,13 @@ class ReadOut(nnx.Module):
 
         The robot's particles go along with its skeleton, the others as `moved_things` says.
         """
-        options = {"colors": self.config.colors, "backend": self.config.knn}
-        around = surroundings(current, **options)
-        carried_m = taken_along(current, robot, 1, 2, backend=self.config.knn)
-        back_m = held_along(current, robot, 1, 0)
-        evidence = went_along(current, previous, back_m, around, **options)
-        robots = identity.is_robot(current, robot.positions[1], around, evidence)
-        things = moved_things(
-            current, robot, ~robots, around, evidence, up=self.config.up, **options
-        )
-        told = [
-            jnp.tanh(evidence / _EVIDENCE_UNIT_M),
-            things.touch.share,
-            jnp.tanh(things.touch.gap_m / MOTION_SCALE_M),
-            things.touch.opening,
-        ]
+        up, knn = self.config.up, self.config.knn
+        around = surroundings(current, colors=self.config.colors, backend=knn)
+        robots = identity.is_robot(current, robot, around, knn)
+        carried_m = taken_along(current, robot, 1, 2, backend=knn)
+        boxes = identity.body.boxes
+        things = moved_things(current, robot, ~robots, around, boxes, up=up, backend=knn)
+        told = [things.share, jnp.tanh(things.gap_m / MOTION_SCALE_M), things.opening]
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).

@@ -1,4 +1,4 @@
-"""Learn which particles are the robot's, from recorded frames, before the first training step."""
+"""Learn which particles are the robot's, and its body, from recorded frames, before training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,23 @@ import numpy as np
 import optax
 from flax import nnx
 
-from hdvpd.basics.types import Array, Float, Int, JaxArray, PRNGKey, pytree
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
-from hdvpd.dynamics.identity import NEAR_M, Identity, NearRobot, contrast
+from hdvpd.dynamics.body import NEAR_M
+from hdvpd.dynamics.identity import CERTAIN, Identity, NearRobot, contrast, point_nearness
 from hdvpd.model import Model
+from hdvpd.training.body import fit_boxes
 
 _FRAMES = 256
 """Recorded frames that are looked at."""
-_POINTS = 2048
-"""Points of each frame; and how many of those near the robot a step sees."""
+_POINTS = 16384
+"""Of each frame at most."""
+_BATCH = 2048
+"""Points near the robot that a step sees."""
+_FAR = 8
+"""One in so many of the points that are not near it is kept."""
 _RATE = 1e-2
 """Of Adam, at first; it falls to 0 by a cosine."""
 
@@ -33,6 +39,7 @@ class Seen:
       colors: theirs, 0 to 1.
       frame: which frame each is of.
       points: kinematic points of every frame [m].
+      axes: of their links, in columns.
       far_colors: of the points that are not near the robot, 0 to 1.
     """
 
@@ -40,11 +47,12 @@ class Seen:
     colors: Float[Array, "n 3"]
     frame: Int[Array, "n"]
     points: Float[Array, "f p 3"]
+    axes: Float[Array, "f p 3 3"]
     far_colors: Float[Array, "c 3"]
 
 
 def learn_identity(model: Model, config: Config, dataset: Dataset) -> None:
-    """Teach a model with `model.contact` which particles are the robot's, for `identity_steps`.
+    """Teach a model with `model.contact` which particles are the robot's, and its body.
 
     Equal for equal configurations and data; other models stay as they are. Where the frames show
     nothing near the robot, or nothing else, whatever is near it stays the robot's.
@@ -70,6 +78,8 @@ def learn_identity(model: Model, config: Config, dataset: Dataset) -> None:
     for part in parts:
         graphdef, state = nnx.split(part)
         nnx.update(part, fit(graphdef, state, seen, key, config.train.identity_steps))
+        own = robots_points(part, seen)
+        part.body.learn(fit_boxes(seen.positions[own], seen.frame[own], seen.points, seen.axes))
 
 
 def look_at(
@@ -78,7 +88,7 @@ def look_at(
     """Read a frame of every window."""
     measure = jax.jit(lambda frames, key: model.measure(frames, _POINTS, key))
     key = jax.random.key(config.train.seed)
-    near, frame, far_colors, points = [], [], [], []
+    near, frame, far_colors, points, axes = [], [], [], [], []
     for number, window in enumerate(windows):
         batch = read_window(dataset, *window, OBSERVED_FRAMES, config.data)
         frames, robot = jax.tree.map(lambda x: x[-1], (batch.frames, batch.robot))
@@ -88,16 +98,38 @@ def look_at(
         colored = np.concatenate([cloud.positions, jax.nn.sigmoid(cloud.features)], axis=1)
         near.append(colored[cloud.mask & is_near])
         frame.append(np.full(len(near[-1]), number, np.int32))
-        far_colors.append(colored[cloud.mask & ~is_near, 3:])
+        far_colors.append(colored[cloud.mask & ~is_near, 3:][::_FAR])
         points.append(robot.positions)
+        axes.append(robot.axes)
     positions, colors = np.split(np.concatenate(near), 2, axis=1)
     return Seen(
         positions=positions,
         colors=colors,
         frame=np.concatenate(frame),
         points=np.stack(points),
+        axes=np.stack(axes),
         far_colors=np.concatenate(far_colors),
     )
+
+
+def robots_points(identity: Identity, seen: Seen) -> Bool[np.ndarray, "n"]:
+    """Say which points near the robot are its own, each by itself."""
+    graphdef, state = nnx.split(identity)
+
+    @jax.jit
+    def judge(state: Any, positions: Array, colors: Array, points: Array) -> Array:
+        nearness, _ = point_nearness(positions, points[None])
+        return nnx.merge(graphdef, state)(nearness, colors) > CERTAIN
+
+    # Frame by frame, padded to a common number, so that one program does for all.
+    counts = np.bincount(seen.frame, minlength=len(seen.points))
+    ends = np.cumsum(counts)
+    told = []
+    for number, (count, end) in enumerate(zip(counts, ends, strict=True)):
+        own = np.zeros((2, counts.max(), 3), np.float32)
+        own[:, :count] = seen.positions[end - count : end], seen.colors[end - count : end]
+        told.append(np.asarray(judge(state, *own, seen.points[number]))[:count])
+    return np.concatenate(told)
 
 
 def fit(graphdef: nnx.GraphDef, state: Any, seen: Seen, key: PRNGKey, num_steps: int) -> Any:
@@ -108,7 +140,7 @@ def fit(graphdef: nnx.GraphDef, state: Any, seen: Seen, key: PRNGKey, num_steps:
     def run(state: Any, seen: Seen) -> Any:
         def loss(state: Any, key: PRNGKey) -> Float[JaxArray, ""]:
             draw, chance = jax.random.split(key)
-            chosen = jax.random.randint(draw, (_POINTS,), 0, len(seen.positions))
+            chosen = jax.random.randint(draw, (_BATCH,), 0, len(seen.positions))
             near = NearRobot(
                 positions=seen.positions[chosen],
                 colors=seen.colors[chosen],
