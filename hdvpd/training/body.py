@@ -16,9 +16,9 @@ _AGAIN = 0.05
 _AS_OFTEN = 0.5
 """A point belongs to the nearest link in whose axes it is at least so often seen at one place as in
 those of the link in which it is most often."""
-_OUTSIDE = 0.02
+_OUTSIDE = 0.007
 """Share of the points that may lie outside at either side of a box."""
-_ENOUGH = 1 / 3
+_ENOUGH = 1 / 4
 """A box needs this many times the points of the mean."""
 _RIGID_M, _RIGID = 1e-3, 1e-2
 """Points whose places and axes vary by less than this, seen from each other, are of one link."""
