@@ -93,8 +93,8 @@ def recordings(rng, frames=60, seen=500):
     for number in range(frames):
         turn, shift = rotation(rng), rng.uniform(-0.3, 0.3, 3)
         apart = rng.uniform(0.01, 0.05)
-        middles = np.asarray([[0, 0, 0], [0, apart, -0.082], [0, -apart, -0.082]])
-        own = np.asarray([[0, 0, 0], [0, 0, -0.08], [0, apart, -0.132], [0, -apart, -0.132]])
+        middles = np.asarray([[0, 0, 0], [0, apart, -0.08], [0, -apart, -0.08]])
+        own = np.asarray([[0, 0, 0], [0, 0, -0.08], [0, apart, -0.13], [0, -apart, -0.13]])
         # The hand's surface is larger than a finger's.
         halves, counts = (HAND, FINGER, FINGER), (3 * seen, seen, seen)
         for middle, half, count in zip(middles, halves, counts, strict=True):
@@ -102,9 +102,9 @@ def recordings(rng, frames=60, seen=500):
             side = rng.integers(0, 3, count)
             surface[np.arange(count), side] = rng.choice([-1.0, 1.0], count)
             positions.append((surface * half + middle) @ turn.T + shift)
-        # One in fifty is of something that was near by chance.
-        positions.append(rng.uniform(-0.12, 0.12, (seen // 10, 3)) @ turn.T + shift)
-        frame.append(np.full(5 * seen + seen // 10, number))
+        # A few are of something that was near by chance.
+        positions.append(rng.uniform(-0.12, 0.12, (seen // 50, 3)) @ turn.T + shift)
+        frame.append(np.full(5 * seen + seen // 50, number))
         points.append(own @ turn.T + shift)
         axes.append(np.tile(turn, (4, 1, 1)))
     return np.concatenate(positions), np.concatenate(frame), np.stack(points), np.stack(axes)
