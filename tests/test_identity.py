@@ -13,7 +13,7 @@ from hdvpd.basics.types import ParticleCloud
 from hdvpd.config.experiments import apply_overrides
 from hdvpd.data.store import Dataset
 from hdvpd.dynamics.body import NEAR_M, Boxes
-from hdvpd.dynamics.identity import UNTOLD, Identity, NearRobot, contrast, point_nearness
+from hdvpd.dynamics.identity import Identity, NearRobot, contrast, point_nearness
 from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.model import Model
 from hdvpd.training.identity import Seen, fit, learn_identity
@@ -123,21 +123,26 @@ def test_until_it_has_learned_all_that_is_near_is_the_robot():
     np.testing.assert_array_equal(robot, [True, False, False, False])
 
 
-def test_what_is_not_on_the_body_is_not_the_robot(learned):
-    """Half a centimetre from a box is on it; farther, all around has to look like it as well."""
+def test_what_is_not_on_the_body_is_the_robot_only_among_what_is(learned):
+    """A particle 2 cm off a box: beside the box's own surface, and with as much that is off it."""
     identity = nnx.clone(learned)
     size = np.full((len(ARM), 3), 0.02, np.float32)
     identity.body.learn(Boxes(-size, size))
     identity.mlp.out.kernel[...] *= 0.0
-    cloud = cloud_of(
-        np.float32(ARM[:1] + [[0.025, 0, 0], [0.027, 0, 0], [0.033, 0, 0]]), np.full((3, 3), 0.5)
-    )
-    for logit, expected in ((4.0, [1, 1, 0]), (2.0, [1, 0, 0]), (1.0, [0, 0, 0])):
+    rng = np.random.default_rng(0)
+    surface = rng.uniform(-0.02, 0.02, (12, 3)) * [0, 1, 1] + [[0.02, 0, 0]]
+    held = rng.uniform(-0.02, 0.02, (24, 3)) * [0, 1, 1] + [[0.04, 0, 0]]
+    for off, logit, expected in ((held[:1], 2.0, True), (held, 2.0, False), (held[:1], 1.0, False)):
         bias = identity.mlp.out.bias
         assert bias is not None
-        bias[...] = jnp.full_like(bias[...], logit - UNTOLD)
+        bias[...] = jnp.zeros_like(bias[...])
+        nothing = np.zeros((1, len(ARM)), np.float32), np.zeros((1, 3), np.float32)
+        bias[...] = logit - identity(*nothing)
+        places = np.float32(ARM[:1] + np.concatenate([surface, off]))
+        cloud = cloud_of(places, np.full((len(places), 3), 0.5))
         robot = judge(identity)(cloud, np.float32(ARM[:1].repeat(len(ARM), axis=0)))
-        np.testing.assert_array_equal(robot, np.asarray(expected, bool))
+        np.testing.assert_array_equal(robot[:12], logit > 1.8)
+        np.testing.assert_array_equal(robot[12:], expected)
 
 
 def test_nearness_is_that_of_distances_in_float64():

@@ -34,12 +34,11 @@ _HIDDEN = 64
 # Log ratio of densities above which a particle is the robot's: what is now and then in the hand is
 # more frequent there than by chance as well.
 CERTAIN = 1.8
-# Farther from the robot's boxes than this is what it holds or touches; but what bulges from a box,
-# or has none, looks like the robot all around, up to here.
-_ON_BODY_M = 0.006
-_BESIDE_M, _SURE = 0.012, 3.0
+# Farther from the robot's boxes than this is what it holds or touches; what bulges from a box is up
+# to here the robot's if most of what is around it, and like it, is on the body.
+_ON_BODY_M, _BESIDE_M, _MOST = 0.006, 0.035, 0.6
 # Until it has been learned, what is near is the robot's.
-UNTOLD = _SURE + 1.0
+_UNTOLD = CERTAIN + 1.0
 
 
 @pytree
@@ -81,7 +80,7 @@ class Identity(nnx.Module):
             brightness = colors.mean(axis=-1, keepdims=True)
             hue = (colors - brightness) / (brightness + 0.1)
             told = jnp.concatenate([told, 4 * colors - 2, 2 * hue], axis=-1)
-        return self.mlp(jax.nn.gelu(self.hidden(told)))[:, 0] + UNTOLD
+        return self.mlp(jax.nn.gelu(self.hidden(told)))[:, 0] + _UNTOLD
 
     def is_robot(
         self,
@@ -102,9 +101,10 @@ class Identity(nnx.Module):
         nearness, near = point_nearness(jnp.asarray(cloud.positions), points[None])
         distance_m = body_distance(self.body.boxes, cloud.positions, points, axes, backend)
         logits = self(nearness, jax.nn.sigmoid(jnp.asarray(cloud.features)[:, :3]))
-        agreed = shared(logits, around)
-        on_body = (distance_m < _ON_BODY_M) & (jnp.maximum(logits, agreed) > CERTAIN)
-        beside = (distance_m < _BESIDE_M) & (agreed > _SURE)
+        agreed, on_body = shared(logits, around), distance_m < _ON_BODY_M
+        around_it = shared(on_body.astype(jnp.float32), around) > _MOST
+        beside = (distance_m < _BESIDE_M) & (agreed > CERTAIN) & around_it
+        on_body &= jnp.maximum(logits, agreed) > CERTAIN
         return near & (on_body | beside) & jnp.asarray(cloud.mask)
 
 
