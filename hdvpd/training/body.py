@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+from scipy.spatial import KDTree
 
 from hdvpd.basics.types import Array, Float, Int
 from hdvpd.dynamics.body import Boxes
@@ -20,7 +21,7 @@ _OUTSIDE = 0.007
 """Share of the points that may lie outside at either side of a box."""
 _ENOUGH = 1 / 4
 """A box needs this many times the points of the mean."""
-_RIGID_M, _RIGID = 1e-3, 1e-2
+_RIGID_M, _RIGID = 4e-3, 4e-2
 """Points whose places and axes vary by less than this, seen from each other, are of one link."""
 
 
@@ -73,8 +74,8 @@ def links_of(points: Float[Array, "f p 3"], axes: Float[Array, "f p 3 3"]) -> In
         own = axes[:, number]
         place = np.einsum("fba,fpb->fpa", own, points - points[:, number, None])
         turn = np.einsum("fba,fpbc->fpac", own, axes)
-        fixed = np.ptp(place, axis=0).max(-1) < 4 * _RIGID_M
-        fixed &= np.ptp(turn, axis=0).max((-1, -2)) < 4 * _RIGID
+        fixed = np.ptp(place, axis=0).max(-1) < _RIGID_M
+        fixed &= np.ptp(turn, axis=0).max((-1, -2)) < _RIGID
         link[number] = link[np.flatnonzero(fixed)[0]]
     return link
 
@@ -86,8 +87,9 @@ def _nearest(
     ends = np.searchsorted(frame, np.arange(len(points) + 1))
     parts = []
     for number, (start, end) in enumerate(itertools.pairwise(ends)):
-        apart = np.linalg.norm(positions[start:end, None] - points[number], axis=-1)
-        parts.append(np.argsort(apart, axis=1)[:, :_NEAREST])
+        count = min(_NEAREST, points.shape[1])
+        near = KDTree(points[number]).query(positions[start:end], k=count)[1]
+        parts.append(np.asarray(near).reshape(-1, count))
     return np.concatenate(parts)
 
 

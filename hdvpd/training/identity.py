@@ -9,11 +9,20 @@ import numpy as np
 import optax
 from flax import nnx
 
-from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, PRNGKey, pytree
+from hdvpd.basics.types import (
+    Array,
+    Bool,
+    Float,
+    Int,
+    JaxArray,
+    ParticleCloud,
+    PRNGKey,
+    RgbdFrames,
+    pytree,
+)
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
-from hdvpd.dynamics.body import NEAR_M
 from hdvpd.dynamics.identity import CERTAIN, Identity, NearRobot, contrast, point_nearness
 from hdvpd.model import Model
 from hdvpd.training.body import fit_boxes
@@ -86,15 +95,19 @@ def look_at(
     model: Model, config: Config, dataset: Dataset, windows: Sequence[tuple[int, int]]
 ) -> Seen:
     """Read a frame of every window."""
-    measure = jax.jit(lambda frames, key: model.measure(frames, _POINTS, key))
+
+    @jax.jit
+    def measure(frames: RgbdFrames, points: Array, key: PRNGKey) -> tuple[ParticleCloud, Array]:
+        cloud = model.measure(frames, _POINTS, key)
+        return cloud, point_nearness(cloud.positions, points[None])[1]
+
     key = jax.random.key(config.train.seed)
     near, frame, far_colors, points, axes = [], [], [], [], []
     for number, window in enumerate(windows):
         batch = read_window(dataset, *window, OBSERVED_FRAMES, config.data)
         frames, robot = jax.tree.map(lambda x: x[-1], (batch.frames, batch.robot))
-        cloud = jax.device_get(measure(frames, jax.random.fold_in(key, number)))
-        apart_m = np.linalg.norm(cloud.positions[:, None] - robot.positions[None], axis=-1)
-        is_near = apart_m.min(axis=1) < NEAR_M
+        told = measure(frames, robot.positions, jax.random.fold_in(key, number))
+        cloud, is_near = jax.device_get(told)
         colored = np.concatenate([cloud.positions, jax.nn.sigmoid(cloud.features)], axis=1)
         near.append(colored[cloud.mask & is_near])
         frame.append(np.full(len(near[-1]), number, np.int32))
