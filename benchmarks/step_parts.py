@@ -95,9 +95,8 @@ def time_stages(config: Config, scene: SceneSpec, batch: Batch, repeats: int) ->
         positions, features = moving
         previous, current = (ParticleCloud(positions[i], features[i], mask[i]) for i in range(2))
         remat = config.train.remat
-        predicted = rollout(
-            model.dynamics, previous, current, window.robot, key, remat=remat, unroll=True
-        )
+        step = model.dynamics.begin(current, window.robot)
+        predicted = rollout(step, previous, current, window.robot, key, remat=remat, unroll=True)
         return predicted.positions, predicted.features
 
     def render(model: Model, moving: Any) -> Any:

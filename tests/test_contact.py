@@ -146,7 +146,10 @@ def test_what_a_closed_hand_comes_to_goes_along_as_a_whole_before_anything_is_le
 
 
 def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
-    """Graph, surroundings, counterparts both ways, points of two slices, boxes now and at t."""
+    """Graph, surroundings, counterparts both ways, points of two slices, boxes at t.
+
+    Beside the surroundings and the boxes of the last observed cloud, by which the robot is told.
+    """
     settings = {"carry": True, "contact": True, "colors": True, "knn": "kdtree", "up": "z"}
     config = scenes.tiny_config(model=settings).model
     graphdef, params = scenes.random_params(
@@ -156,6 +159,42 @@ def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
     steps = jax.jit(lambda *x: rollout(scenes.apply(graphdef, params), *x, jax.random.key(0)))
     text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
     assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == 8
+
+
+def test_who_is_the_robot_is_said_once_in_a_rollout():
+    """What was on the robot goes along with it, also where the plan has taken the robot away."""
+    settings = {"carry": True, "contact": True, "colors": True, "displacement_unit": 1e-6}
+    config = scenes.tiny_config(model=settings).model
+    graphdef, params = scenes.random_params(
+        lambda: config.dynamics.make(config, scenes.SCENE, rngs=nnx.Rngs(0))
+    )
+    dynamics = scenes.apply(graphdef, params)
+    identity = dynamics.read_out.identity
+    half = np.full((scenes.SCENE.num_robot_points, 3), 0.02, np.float32)
+    identity.body.learn(Boxes(-half, half))
+    for last in (identity.mlp.out.kernel, identity.mlp.out.bias):
+        last[...] = 0.0 * last[...]
+    robot = scenes.random_robot(2, 4)
+    robot.gripper[:] = 1.0
+    cloud = scenes.random_cloud(0, 48, config.feature_dim)
+    cloud = dataclasses.replace(cloud, positions=np.resize(robot.positions[1], (48, 3)))
+
+    @jax.jit
+    def compared(cloud, robot):
+        own = dynamics.read_out.recognise(cloud, robot)
+        later = jax.tree.map(lambda x: x[1:], robot)
+        step = dynamics.begin(cloud, robot)
+        key = jax.random.key(0)
+        return (
+            step(cloud, cloud, later, key).displacement,
+            dynamics(cloud, cloud, later, key, own).displacement,
+            dynamics(cloud, cloud, later, key).displacement,
+        )
+
+    begun, known, anew = map(np.asarray, compared(cloud, robot))
+    np.testing.assert_array_equal(begun, known)
+    assert np.abs(begun).max() > 0.02
+    assert np.abs(anew).max() < 1e-4
 
 
 def test_training_cannot_overrule_what_geometry_shows():

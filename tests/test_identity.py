@@ -124,13 +124,13 @@ def test_until_it_has_learned_all_that_is_near_is_the_robot():
 
 
 def test_what_is_not_on_the_body_is_the_robot_only_among_what_is(learned):
-    """A particle 2 cm off a box: beside the box's own surface, and with as much that is off it."""
+    """A particle 2 cm off a box: beside what is 3 mm off it, and with as much that is as far."""
     identity = nnx.clone(learned)
     size = np.full((len(ARM), 3), 0.02, np.float32)
     identity.body.learn(Boxes(-size, size))
     identity.mlp.out.kernel[...] *= 0.0
     rng = np.random.default_rng(0)
-    surface = rng.uniform(-0.02, 0.02, (12, 3)) * [0, 1, 1] + [[0.02, 0, 0]]
+    surface = rng.uniform(-0.02, 0.02, (12, 3)) * [0, 1, 1] + [[0.023, 0, 0]]
     held = rng.uniform(-0.02, 0.02, (24, 3)) * [0, 1, 1] + [[0.04, 0, 0]]
     for off, logit, expected in ((held[:1], 2.0, True), (held, 2.0, False), (held[:1], 1.0, False)):
         bias = identity.mlp.out.bias
@@ -143,6 +143,17 @@ def test_what_is_not_on_the_body_is_the_robot_only_among_what_is(learned):
         robot = judge(identity)(cloud, np.float32(ARM[:1].repeat(len(ARM), axis=0)))
         np.testing.assert_array_equal(robot[:12], logit > 1.8)
         np.testing.assert_array_equal(robot[12:], expected)
+
+
+def test_what_is_on_the_surface_is_the_robot_whatever_its_colour(learned):
+    """Within a millimetre; 2 mm off, and as unlike the robot, it is not."""
+    identity = nnx.clone(learned)
+    size = np.full((len(ARM), 3), 0.02, np.float32)
+    identity.body.learn(Boxes(-size, size))
+    places = np.float32(ARM[:1] + [[0.0205, 0, 0], [-0.0195, 0, 0], [0.022, 0.01, 0]])
+    cloud = cloud_of(places, np.tile([[0.01, 0.9, 0.01]], (3, 1)))
+    robot = judge(identity)(cloud, np.float32(ARM[:1].repeat(len(ARM), axis=0)))
+    np.testing.assert_array_equal(robot, [True, True, False])
 
 
 def test_nearness_is_that_of_distances_in_float64():

@@ -15,6 +15,7 @@ from hdvpd.dynamics.things import moved_things
 
 RED, WHITE = [3.0, -3.0, -3.0], [1.0, 1.0, 1.0]
 OPEN, CLOSED = 1.2, 0.1
+CLOSES, OPENS = (1.0, 0.4, 0.2), (CLOSED, CLOSED, OPEN)
 TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
 FINGER_M = 0.01
 """Half the width of a finger."""
@@ -62,7 +63,7 @@ def table(ticks=41):
 def hand(way, opening=CLOSED, apart_m=0.072):
     """Two fingers, so far apart, at t - 2, t - 1 and t."""
     beside = np.asarray([[0.0, -apart_m / 2, 0.0], [0.0, apart_m / 2, 0.0]])
-    return scenes.unturned(np.asarray(way)[:, None] + beside, opening)
+    return scenes.unturned(np.asarray(way)[:, None] + beside, np.reshape(opening, (-1, 1)))
 
 
 def lifted(height_m, step, opening=CLOSED):
@@ -72,17 +73,36 @@ def lifted(height_m, step, opening=CLOSED):
     return cloud_of(cube(now), table()), robot
 
 
-def test_what_is_in_a_closed_hand_goes_along():
-    for height_m, step in ((0.10, [0.03, 0.0, 0.01]), (0.0, [0.0, 0.0, 0.02])):
-        moved = predict(*lifted(height_m, np.asarray(step)))
+def test_what_is_off_its_support_goes_along_with_a_hand_that_does_not_open():
+    """Nothing hangs in an open hand but what is the hand's own, and was not told to be."""
+    step = np.asarray([0.03, 0.0, 0.01])
+    for opening in (CLOSED, CLOSES, OPEN):
+        moved = predict(*lifted(0.10, step, opening))
         np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
         np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("opening", "lifts"), [(CLOSES, True), (CLOSED, False)])
+def test_a_hand_lifts_what_it_closes_on_and_not_what_it_passes_upwards(opening, lifts):
+    step = np.asarray([0.0, 0.0, 0.02])
+    moved = predict(*lifted(0.002, step, opening))
+    np.testing.assert_allclose(moved[:SIZE], np.tile(lifts * step, (SIZE, 1)), atol=2e-3)
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
+
+
+def test_nothing_raises_the_support_however_like_it_is():
+    """A white cube on a white table, whose lower edge takes some of the table along."""
+    current, robot = lifted(0.002, np.asarray([0.02, 0.0, 0.02]), CLOSES)
+    white = dataclasses.replace(current, features=np.full_like(current.features, 1.0))
+    moved = predict(white, robot)
+    np.testing.assert_allclose(moved[:SIZE, 2], 0.02, atol=2e-3)
+    assert np.abs(moved[SIZE:, 0]).max() > 0.01
+    np.testing.assert_allclose(moved[SIZE:, 2], 0, atol=1e-6)
+
+
 def test_what_is_let_go_falls_to_what_is_below_it():
-    """From 10 cm, to within the centimetre at which particles say that it rests."""
-    moved = predict(*lifted(0.10, np.asarray([0.03, 0.0, 0.0]), OPEN))
-    np.testing.assert_allclose(moved[:SIZE], np.tile([0, 0, -0.09], (SIZE, 1)), atol=1e-3)
+    moved = predict(*lifted(0.10, np.asarray([0.03, 0.0, 0.0]), OPENS))
+    np.testing.assert_allclose(moved[:SIZE], np.tile([0, 0, -0.10], (SIZE, 1)), atol=1e-3)
     np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 

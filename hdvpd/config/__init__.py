@@ -135,17 +135,17 @@ class ModelConfig(Settings):
     """Particles know the motion of the robot's skeleton at their place and can go along with it;
     learned much sooner than from attention alone (not in the papers)."""
     contact: bool = False
-    """Particles know their nearest kinematic points, whether standing still or the robot explains
-    the last step, and whether the plan touches their object; the robot's go along with it, what it
-    touches is pushed, what it holds goes along until it is let go (not in the papers)."""
+    """The robot's particles go along with it; things that it touches are pushed, what it holds goes
+    along until it is let go; tokens know what is near and what was touched (not in the papers)."""
     up: Up = "none"
-    """Axis of the world that points up, for model.contact: what is off its support is held, and
-    falls when it is let go; with none, gravity is not known and nothing falls."""
+    """Axis of the world that points up, for model.contact; with none, nothing is held or falls."""
     colors: bool = False
     """The first three features are the pixel's colour, and the renderer's colour is relative to
     theirs (not in the papers, whose features are all the U-Net's)."""
     shadow: bool = False
     """With model.colors: the robot's shadow, of one lamp found in recordings (not in papers)."""
+    tracking: bool = False
+    """The robot lags behind its commands as it did in recordings (not in papers)."""
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""

@@ -1,6 +1,7 @@
 """The one interface of every dynamics model."""
 
 import abc
+from collections.abc import Callable
 
 from flax import nnx
 
@@ -20,8 +21,22 @@ class Change:
     features: Float[Array, "*batch n c"]
 
 
+Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
+"""One step of a rollout: what `AbstractDynamics` is called with, and returns."""
+
+
 class AbstractDynamics(nnx.Module):
     """Predicts how the current particles change until the next frame."""
+
+    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+        """Return the step of a rollout, which may know what was told from its last observed cloud.
+
+        Args:
+          current: observed particles.
+          robot: kinematic points, axes (f p), of which the second are of the same time.
+        """
+        del current, robot
+        return self
 
     @abc.abstractmethod
     def __call__(

@@ -22,7 +22,7 @@ from hdvpd.basics.types import (
 )
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.settings import Count, Fraction
-from hdvpd.dynamics.base import AbstractDynamics, Change
+from hdvpd.dynamics.base import AbstractDynamics, Change, Step
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 
@@ -139,10 +139,19 @@ class GraphNetwork(AbstractDynamics):
         self.settings = settings
         self.model = model
 
+    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+        """Return the step of a rollout; see `AbstractDynamics`."""
+        return functools.partial(self, robots=self.read_out.recognise(current, robot))
+
     def __call__(
-        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
+        self,
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+        key: PRNGKey,
+        robots: Bool[Array, "n"] | None = None,
     ) -> Change:
-        """Return the change of `current`; see `AbstractDynamics`."""
+        """Return the change of `current`; see `AbstractDynamics` and `ReadOut`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
         with jax.named_scope("neighbors"):
@@ -159,7 +168,7 @@ class GraphNetwork(AbstractDynamics):
             present = slice(num_particles, 2 * num_particles)
             links = jax.tree.map(lambda x: x[present], graph.links)
             tokens = self._down(tokens[present], nodes, links)
-        return self.read_out(tokens, current, robot)
+        return self.read_out(tokens, current, robot, robots)
 
     def _up(self, tokens: Float[JaxArray, "t d"], graph: Hierarchy) -> Float[JaxArray, "a d"]:
         """Return the abstract nodes after every token sent to its nearest ones."""

@@ -37,6 +37,9 @@ CERTAIN = 1.8
 # Farther from the robot's boxes than this is what it holds or touches; what bulges from a box is up
 # to here the robot's if most of what is around it, and like it, is on the body.
 _ON_BODY_M, _BESIDE_M, _MOST = 0.006, 0.035, 0.6
+# What is as near to a side of a box as depth is exact is the robot's own, of whatever colour: an
+# edge's pixel of mixed colours, taken for a thing's, would make the hand touch that thing.
+_SURFACE_M = 0.001
 # Until it has been learned, what is near is the robot's.
 _UNTOLD = CERTAIN + 1.0
 
@@ -89,7 +92,7 @@ class Identity(nnx.Module):
         around: Surroundings,
         backend: Backend = "auto",
     ) -> Bool[JaxArray, "n"]:
-        """Say which particles are the robot's: on its body, and like it or among what is like it.
+        """Say which particles are the robot's: on its surface, or about it and like it.
 
         Args:
           cloud: particles; with colours, the first three features are their logits.
@@ -104,7 +107,8 @@ class Identity(nnx.Module):
         agreed, on_body = shared(logits, around), distance_m < _ON_BODY_M
         around_it = shared(on_body.astype(jnp.float32), around) > _MOST
         beside = (distance_m < _BESIDE_M) & (agreed > CERTAIN) & around_it
-        on_body &= jnp.maximum(logits, agreed) > CERTAIN
+        on_surface = jnp.abs(distance_m) < _SURFACE_M
+        on_body &= on_surface | (jnp.maximum(logits, agreed) > CERTAIN)
         return near & (on_body | beside) & jnp.asarray(cloud.mask)
 
 

@@ -1,5 +1,6 @@
 """The Interlacer (HD-VPD, arXiv 2406.19800): global linear attention, then a local layer."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Annotated, Generic, TypeVar
 
@@ -11,7 +12,7 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNG
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
-from hdvpd.dynamics.base import AbstractDynamics, Change
+from hdvpd.dynamics.base import AbstractDynamics, Change, Step
 from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
@@ -151,14 +152,23 @@ class Interlacer(AbstractDynamics):
         self.settings = settings
         self.model = model
 
+    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+        """Return the step of a rollout; see `AbstractDynamics`."""
+        return functools.partial(self, robots=self.read_out.recognise(current, robot))
+
     def __call__(
-        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
+        self,
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+        key: PRNGKey,
+        robots: Bool[Array, "n"] | None = None,
     ) -> Change:
-        """Return the change of `current`; see `AbstractDynamics`."""
+        """Return the change of `current`; see `AbstractDynamics` and `ReadOut`."""
         num_particles = current.mask.shape[0]
         tokens, positions, mask = self.tokens(previous, current, robot)
         with jax.named_scope("neighbors"):
             plan, global_plan = self.settings.plan(self.model, positions, mask, key)
         for block in self.blocks:
             tokens = block(tokens, mask, plan, global_plan)
-        return self.read_out(tokens[num_particles : 2 * num_particles], current, robot)
+        return self.read_out(tokens[num_particles : 2 * num_particles], current, robot, robots)

@@ -1,16 +1,12 @@
 """Recursive prediction: (S_-2, S_-1) -> S_0, (S_-1, S_0) -> S_1, ... (HD-VPD, arXiv 2406.19800)."""
 
-from collections.abc import Callable
-
 import jax
 
 from hdvpd.basics.types import ParticleCloud, PRNGKey, RobotPoints
-from hdvpd.dynamics.base import Change, advance
+from hdvpd.dynamics.base import Step, advance
 
 # Steps that may be compiled after each other: programs of more take long to compile.
 _UNROLLED = 8
-
-Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 
 
 def rollout(
@@ -26,7 +22,7 @@ def rollout(
     """Roll a dynamics model out over the robot's planned motion.
 
     Args:
-      step: one dynamics call, as in `AbstractDynamics`.
+      step: one dynamics call, as `AbstractDynamics.begin` returns it.
       previous: observed particles at step -2.
       current: observed particles at step -1.
       robot: kinematic points of steps -2..s-1, axes (2 + s, p): measured for the first two,

@@ -3,8 +3,8 @@
 Beyond the papers (`model.contact`): pure functions of observed places and the robot's plan. A thing
 (`segments.py`) moves as one, by as much as it must so that a closed hand does not come into it;
 what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does.
-What is off its support and near a closed hand is held; when the hand opens, it falls. Lengths are
-metres.
+A hand that closes lifts what it touches; what is off its support and near a hand is held, and falls
+when the hand opens. Lengths are metres.
 """
 
 import dataclasses
@@ -29,12 +29,15 @@ _TOUCH_M, _TOUCH_REACHES = 0.003, 0.15
 _LEAVES_M = 0.003
 # What is nearer to the hand than this, and so far off its support, is in it.
 _IN_HAND_M = 0.02
-_OFF_M = 0.03
-# The lowest particle of what rests is about so high.
-_REST_M = 0.01
+_OFF_M = 0.02
+# A hand that closes by this share of its opening within the two last steps grasps.
+_CLOSING = 0.05
+# What is lower than this is the support's: a thing's lower edge takes some of it along, but nothing
+# raises it.
+_SUPPORT_M = 0.0015
 # An opening half way between open and closed.
 _OPEN = 0.65
-_OPEN_WIDTH = 0.05
+_OPEN_WIDTH = 0.02
 # The middle of a thing is that of its top, which is seen whole; thicker than this it is a side.
 _TOP_M = 0.012
 # Friction of what slides resists turning by the square of this share of its radius of gyration.
@@ -94,26 +97,20 @@ def moved_things(
     margin_m = _TOUCH_M + _TOUCH_REACHES * found.reach_m
     coming = approach(boxes, cloud.positions, robot, margin_m, backend)
     share, origin = _pushed(coming, found)
-    gap_m, before_m = found.min(coming.then_m), found.min(coming.now_m)
-    opening = jnp.asarray(robot.gripper)[2][coming.point[origin]]
-    grip = closed(opening)
-    share *= grip
+    openings = jnp.asarray(robot.gripper)[:, coming.point[origin]]
+    share *= closed(openings[2])
     moved_m = share[:, None] * carried_m[origin]
     if up != "none":
         axis = up_axis(up)
+        moved_m = _grasped(moved_m, openings, axis)
         moved_m = _turned(moved_m, cloud, found, coming.then_m < margin_m, axis)
-        lowest_m = found.min(jnp.where(found.inside, found.height_m, jnp.inf))
-        lowest_m = jnp.where(jnp.isfinite(lowest_m), lowest_m, 0.0)
-        stays = (gap_m < _IN_HAND_M) & ((gap_m < before_m + _LEAVES_M) | (grip < 0.5))
-        held = (lowest_m > _OFF_M) & stays
-        moved_m += ((1 - share) * held * grip)[:, None] * carried_m
-        fall_m = -jnp.maximum(lowest_m - _REST_M, 0.0)
-        moved_m += (held * (1 - grip) * fall_m)[:, None] * axis[None]
+        near = found.min(coming.now_m) < _IN_HAND_M
+        moved_m = _held(moved_m, carried_m, near, openings, found, axis)
     return Things(
         displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
         share=jnp.where(found.inside, share, 0.0),
-        gap_m=jnp.where(found.inside, gap_m, coming.then_m),
-        opening=opening,
+        gap_m=jnp.where(found.inside, found.min(coming.then_m), coming.then_m),
+        opening=openings[2],
     )
 
 
@@ -128,6 +125,38 @@ def _pushed(coming: Approach, found: Segments) -> tuple[Float[JaxArray, "n"], Ar
     first = needed - 1e-3 * coming.then_m
     origin = found.last(found.inside & (first >= found.max(first)))
     return jnp.where(found.inside, found.max(needed), 0.0), origin
+
+
+def _grasped(
+    moved_m: Float[Array, "n 3"], openings: Float[Array, "3 n"], axis: Float[np.ndarray, "3"]
+) -> Float[JaxArray, "n 3"]:
+    """Leave on its support what is in touch with a hand that does not close: it is only pushed."""
+    openings, moved_m = jnp.asarray(openings), jnp.asarray(moved_m)
+    grasps = closed(openings[2]) * (openings[0] - openings[2] > _CLOSING)
+    lift_m = (1 - grasps) * jnp.maximum(moved_m @ axis, 0.0)
+    return moved_m - lift_m[:, None] * axis[None]
+
+
+def _held(
+    moved_m: Float[Array, "n 3"],
+    carried_m: Float[Array, "n 3"],
+    near: Bool[Array, "n"],
+    openings: Float[Array, "3 n"],
+    found: Segments,
+    axis: Float[np.ndarray, "3"],
+) -> Float[JaxArray, "n 3"]:
+    """Take along what is off its support in a hand; let it fall when the hand opens.
+
+    In an open hand nothing hangs but what is the hand's own and was not told to be.
+    """
+    on_support = found.height_m < _SUPPORT_M
+    lowest_m = found.min(jnp.where(found.inside & ~on_support, found.height_m, jnp.inf))
+    in_hand = near & (lowest_m > _OFF_M) & (lowest_m < jnp.inf)
+    let_go = (closed(openings[1]) * (1 - closed(openings[2])))[:, None]
+    fall_m = -jnp.where(in_hand, lowest_m, 0.0)[:, None] * axis[None]
+    held_m = (1 - let_go) * carried_m + let_go * fall_m
+    moved_m = jnp.where(in_hand[:, None], held_m, moved_m)
+    return moved_m - (on_support * jnp.maximum(moved_m @ axis, 0.0))[:, None] * axis[None]
 
 
 def _turned(

@@ -128,19 +128,45 @@ class ReadOut(nnx.Module):
         self.shadow = Shadow(scene) if config.shadow else None
         self.config = config
 
+    def recognise(self, current: ParticleCloud, robot: RobotPoints) -> Bool[JaxArray, "n"] | None:
+        """Say which particles are the robot's, if the model tells them.
+
+        In a rollout it is said once, of observed particles: later the planned hand, which does not
+        know that it is stopped, comes into what it holds.
+
+        Args:
+          current: particles.
+          robot: kinematic points, axes (f p), of which the second are of the same time.
+        """
+        return None if self.identity is None else self._robots(self.identity, current, robot)
+
     def __call__(
         self,
         tokens: Float[JaxArray, "n d"],
         current: ParticleCloud,
         robot: RobotPoints,
+        robots: Bool[Array, "n"] | None = None,
     ) -> Change:
-        """Return the change of `current`, whose tokens are given; padding does not change."""
+        """Return the change of `current`; padding does not change.
+
+        Args:
+          tokens: of the particles.
+          current: particles at t - 1.
+          robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
+          robots: which particles are the robot's, where that is known.
+        """
         tokens = self.norm(tokens)
         if self.identity is None:
             change = self._gated(tokens, current, robot)
         else:
-            change = self._touching(self.identity, tokens, current, robot)
+            change = self._touching(self.identity, tokens, current, robot, robots)
         return change if self.shadow is None else self._shaded(self.shadow, change, current, robot)
+
+    def _robots(
+        self, identity: Identity, current: ParticleCloud, robot: RobotPoints
+    ) -> Bool[JaxArray, "n"]:
+        around = surroundings(current, colors=self.config.colors, backend=self.config.knn)
+        return identity.is_robot(current, robot, around, self.config.knn)
 
     def _gated(
         self, tokens: Float[JaxArray, "n d"], current: ParticleCloud, robot: RobotPoints
@@ -181,6 +207,7 @@ class ReadOut(nnx.Module):
         tokens: Float[JaxArray, "n d"],
         current: ParticleCloud,
         robot: RobotPoints,
+        robots: Bool[Array, "n"] | None,
     ) -> Change:
         """Return the change with `model.contact`: what the robot does, and what is learned beside.
 
@@ -188,7 +215,7 @@ class ReadOut(nnx.Module):
         """
         up, knn = self.config.up, self.config.knn
         around = surroundings(current, colors=self.config.colors, backend=knn)
-        robots = identity.is_robot(current, robot, around, knn)
+        robots = self._robots(identity, current, robot) if robots is None else jnp.asarray(robots)
         carried_m = taken_along(current, robot, 1, 2, backend=knn)
         boxes = identity.body.boxes
         things = moved_things(current, robot, ~robots, around, boxes, up=up, backend=knn)

@@ -30,6 +30,7 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.dynamics.base import AbstractDynamics
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.dynamics.rollout import rollout
+from hdvpd.dynamics.tracking import Tracking
 from hdvpd.encoders.particles import (
     subsample,
     visible_depth,
@@ -49,6 +50,7 @@ class Model(nnx.Module):
         learned = model.feature_dim - 3 * model.colors
         self.unet = UNet(model.unet_channels, learned, rngs=rngs)
         self.dynamics: AbstractDynamics = model.dynamics.make(model, scene, rngs=rngs)
+        self.tracking = Tracking(scene.num_robot_points) if model.tracking else None
         self.renderer = Renderer(
             config.render,
             model.feature_dim,
@@ -113,9 +115,20 @@ class Model(nnx.Module):
           Clouds of steps 0..s-1, axes (s).
         """
         with jax.named_scope("rollout"):
-            return rollout(
-                self.dynamics, previous, current, robot, key, remat=self.config.train.remat
-            )
+            return self._roll_out(previous, current, robot, key)
+
+    def _roll_out(
+        self,
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+        key: PRNGKey,
+        *,
+        unroll: bool = False,
+    ) -> ParticleCloud:
+        expected = robot if self.tracking is None else self.tracking(robot)
+        step, remat = self.dynamics.begin(current, expected), self.config.train.remat
+        return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)
 
     def render(self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
         """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples."""
@@ -248,9 +261,8 @@ class Model(nnx.Module):
         encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
         clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
-        step, remat = self.dynamics, self.config.train.remat
         with jax.named_scope("rollout"):
-            clouds = rollout(step, previous, current, robot, rollout_key, remat=remat, unroll=True)
+            clouds = self._roll_out(previous, current, robot, rollout_key, unroll=True)
         if not reconstruct:
             return clouds
         return jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), clouds, current)

@@ -16,6 +16,7 @@ from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.shadow import learn_shadow
 from hdvpd.training.step import TrainState, create_train_state, merge_model
+from hdvpd.training.tracking import learn_tracking
 
 _NEW = -1
 
@@ -83,6 +84,7 @@ def taught(
 ) -> TrainState:
     """Return the state of a model that has learned what recordings teach without a rollout."""
     model = merge_model(graphdef, state.params)
+    learn_tracking(model, config, dataset)
     learn_identity(model, config, dataset)
     learn_shadow(model, config, dataset)
     return dataclasses.replace(state, params=nnx.to_pure_dict(nnx.state(model)))
