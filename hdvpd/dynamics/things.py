@@ -40,8 +40,9 @@ _OPEN = 0.65
 _OPEN_WIDTH = 0.02
 # The middle of a thing is that of its top, which is seen whole; thicker than this it is a side.
 _TOP_M = 0.012
-# Friction of what slides resists turning by the square of this share of its radius of gyration.
-_TURNS = 0.8
+# What slides resists turning by this share of the square of its radius of gyration: .8 if contact
+# sticks and pressure is even, more as contact slips.
+_TURNS = 1.3
 # Half the distance of particles of a face: contact reaches as far beyond them.
 _BESIDE_M = 0.003
 _SMALLEST_M = 0.01
