@@ -156,6 +156,14 @@ def test_measures_of_pixels_and_of_the_reconstruction_are_there(compared, summar
     assert "median depth error" in (compared / "metrics.md").read_text()
 
 
+def test_without_images_the_motion_is_the_same(tmp_path, runs, summaries):
+    # There every window is rolled out on its own, here one of two is taken from its images.
+    out = tmp_path / "motion"
+    evaluation.main([runs["noisy"]], out=out, overrides=few_videos(0), objects_only=True)
+    motion = json.loads((out / "motion.json").read_text())["runs"]["noisy"]
+    assert motion == summaries["noisy"]["motion"]
+
+
 def test_a_model_with_dynamics_differs_from_static_render_and_heeds_the_actions(summaries):
     noisy = summaries["noisy"]
     assert noisy["model"]["psnr"] != noisy["static_render"]["psnr"]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
@@ -12,7 +13,7 @@ from hdvpd.basics.statistics import masked_mean
 from hdvpd.basics.types import Batch
 from hdvpd.config import Config, EvalConfig
 from hdvpd.data.store import Dataset
-from hdvpd.data.truth import read_objects
+from hdvpd.data.truth import Objects, read_objects
 from hdvpd.data.windows import (
     OBSERVED_FRAMES,
     WindowIndex,
@@ -25,8 +26,10 @@ from hdvpd.evaluation.curves import PREDICTORS, Scores
 from hdvpd.evaluation.objects import (
     MotionScores,
     all_windows,
-    evaluate_motion,
+    collect_motion,
     has_motion_truth,
+    score_rollout,
+    score_windows,
 )
 from hdvpd.evaluation.rollouts import WindowResult, evaluate_window
 from hdvpd.evaluation.scoring import WindowScores
@@ -148,8 +151,7 @@ def evaluate_run(
       compile_model: gives the model its compiled parts (see `share_programs`).
 
     Returns:
-      Scores and clips; equal for equal arguments, on any number of devices and processes. None
-      in all processes but the primary.
+      Equal for equal arguments, on any number of devices; None in all processes but the primary.
 
     Raises:
       UserError: the data set does not fit, or is damaged.
@@ -159,54 +161,73 @@ def evaluate_run(
     episodes = list(dict.fromkeys(window.episode for window in windows))
     filmed = [[w.episode for w in windows].index(e) for e in episodes[: config.eval.num_videos]]
 
-    def work(compiled: CompiledModel, i: int) -> tuple[WindowScores, Clip | None]:
+    def work(compiled: CompiledModel, i: int) -> _Finding:
         window = windows[i]
         task = dataset.episode(window.episode).task
         notice = "; compiling first" if i == 0 else ""
         title = f"episode {dataset.episode_title(window.episode)}"
         say(f"{name}: window {i + 1}/{len(windows)}, {title} ({task}){notice}")
-        batch, result = roll_out_window(compiled, config, dataset, window)
-        # Only numbers are kept: memory must not grow by every episode's pictures.
-        if i not in filmed:
-            return result.scores, None
-        return result.scores, make_clip(batch, result, cameras, f"{title}, {task}", dataset.rate_hz)
+        batch, result, objects = roll_out_window(compiled, config, dataset, window)
+        motion = np.empty(0) if objects is None else _score_motion(batch, result, objects)
+        shown = batch, result, cameras, f"{title}, {task}", dataset.rate_hz
+        return _Finding(result.scores, motion, make_clip(*shown) if i in filmed else None)
 
-    results, motion = spread.map(work, range(len(windows))), None
-    if has_motion_truth(dataset, episodes):
-        starts = all_windows(dataset, config, SPLIT)
-        motion = evaluate_motion(spread, config, dataset, starts, say)
-    if results is None:
+    found = spread.map(work, range(len(windows)))
+    in_motion = has_motion_truth(dataset, episodes)
+    every = all_windows(dataset, config, SPLIT) if in_motion else []
+    # Those with images are rolled out already.
+    others = [at for at in every if at not in {(w.episode, w.start) for w in windows}]
+    unseen = score_windows(spread, config, dataset, others, say)
+    if found is None or unseen is None:
         return None
-    scored: dict[int, list[WindowScores]] = {}
-    for window, (own, _) in zip(windows, results, strict=True):
-        scored.setdefault(window.episode, []).append(own)
-    clips = tuple((windows[i].episode, c) for i, (_, c) in enumerate(results) if c is not None)
+    pairs = list(zip(windows, found, strict=True))
+    scored = {e: [x.scores for w, x in pairs if w.episode == e] for e in episodes}
     scores = collect_scores(name, cameras, scored_predictors(config.eval), scored)
-    if motion is not None:
-        scores = dataclasses.replace(scores, motion=motion.values)
-    return RunResult(scores, motion, clips)
+    clips = tuple((w.episode, x.clip) for w, x in pairs if x.clip is not None)
+    if not in_motion:
+        return RunResult(scores, None, clips)
+    seen = {(w.episode, w.start): x.motion for w, x in pairs}
+    motion = collect_motion(dataset, {at: (unseen | seen)[at] for at in every})
+    return RunResult(dataclasses.replace(scores, motion=motion.values), motion, clips)
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What is kept of a window: no pictures unless filmed, for memory must not grow by them."""
+
+    scores: WindowScores
+    motion: np.ndarray  # of no predictor where objects are not known
+    clip: Clip | None
 
 
 def roll_out_window(
     compiled: CompiledModel, config: Config, dataset: Dataset, window: Window
-) -> tuple[Batch, WindowResult]:
-    """Read a window, and let the model and its controls predict it.
+) -> tuple[Batch, WindowResult, Objects | None]:
+    """Read a window and its objects, and let the model and its controls predict it.
 
     Raises:
       UserError: the data set does not fit, or is damaged.
     """
     length = OBSERVED_FRAMES + config.eval.num_steps
     batch = read_window(dataset, window.episode, window.start, length, config.data)
+    objects = read_objects(dataset, window.episode, window.start, length)
     loan = window.loan
-    return batch, evaluate_window(
+    result = evaluate_window(
         compiled,
         batch,
         loan and read_robot(dataset, loan.episode, loan.start, length),
         controls=scored_predictors(config.eval)[1:],
         seed=config.eval.seed,
         moving_threshold=config.eval.moving_threshold,
-        objects=read_objects(dataset, window.episode, window.start, length),
+        objects=objects,
     )
+    return batch, result, objects
+
+
+def _score_motion(batch: Batch, result: WindowResult, objects: Objects) -> np.ndarray:
+    observed = jax.tree.map(lambda x: x[:OBSERVED_FRAMES], result.clouds)
+    predicted = result.clouds.positions[OBSERVED_FRAMES:]
+    return score_rollout(observed, predicted, batch.robot, objects)
 
 
 def scored_predictors(settings: EvalConfig) -> tuple[str, ...]:

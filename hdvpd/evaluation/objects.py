@@ -7,14 +7,14 @@ Compared are the model, the same particles unmoved (whose error is the true disp
 the same carried along with the robot (`controls.carry_particles`). Lengths are metres.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from hdvpd.basics.statistics import masked_mean
-from hdvpd.basics.types import Array, Bool, Float, ParticleCloud
+from hdvpd.basics.types import Array, Bool, Float, ParticleCloud, RobotPoints
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import MOVED_M, Objects, has_objects, read_objects
@@ -135,6 +135,18 @@ def evaluate_motion(
     Raises:
       UserError: the data set is damaged.
     """
+    scored = score_windows(spread, config, dataset, windows, say)
+    return None if scored is None else collect_motion(dataset, scored)
+
+
+def score_windows(
+    spread: SpreadModel,
+    config: Config,
+    dataset: Dataset,
+    windows: Sequence[tuple[int, int]],
+    say: Callable[[str], None],
+) -> dict[tuple[int, int], Float[np.ndarray, "predictors s 4"]] | None:
+    """Return what `score_motion` says of every predictor; arguments as of `evaluate_motion`."""
     told: set[int] = set()
 
     def work(compiled: CompiledModel, window: tuple[int, int]) -> np.ndarray:
@@ -145,17 +157,27 @@ def evaluate_motion(
         return _score_window(compiled, config, dataset, episode, start)
 
     every = spread.map(work, windows)
-    if every is None:
-        return None
-    scored: dict[int, list[np.ndarray]] = {}
-    for (episode, _), scores in zip(windows, every, strict=True):
-        scored.setdefault(episode, []).append(scores)
+    return None if every is None else dict(zip(windows, every, strict=True))
+
+
+def collect_motion(
+    dataset: Dataset, scored: Mapping[tuple[int, int], Float[np.ndarray, "predictors s 4"]]
+) -> MotionScores:
+    """Average the windows of every episode.
+
+    Args:
+      dataset: theirs.
+      scored: by number of the episode and first frame.
+    """
+    episodes: dict[int, list[np.ndarray]] = {}
+    for (episode, _), scores in scored.items():
+        episodes.setdefault(episode, []).append(scores)
     return MotionScores(
-        episodes=tuple(scored),
-        tasks=tuple(dataset.episode(number).task for number in scored),
-        windows=len(every),
-        moving_windows=sum(bool(np.isfinite(scores[0, 0, 1])) for scores in every),
-        values=np.stack([masked_mean(np.stack(rows), 0) for rows in scored.values()]),
+        episodes=tuple(episodes),
+        tasks=tuple(dataset.episode(number).task for number in episodes),
+        windows=len(scored),
+        moving_windows=sum(bool(np.isfinite(scores[0, 0, 1])) for scores in scored.values()),
+        values=np.stack([masked_mean(np.stack(rows), 0) for rows in episodes.values()]),
     )
 
 
@@ -184,12 +206,29 @@ def _score_window(
         raise ValueError(f"the objects of episode {episode} are not known")
     encode_key, rollout_key = window_keys(config.eval.seed, batch)
     observed = compiled.encode(batch.frames, encode_key)
+    predicted = compiled.rollout(observed, robot, rollout_key)
+    return score_rollout(observed, predicted.positions, robot, objects)
+
+
+def score_rollout(
+    observed: ParticleCloud,
+    predicted: Float[Array, "s n 3"],
+    robot: RobotPoints,
+    objects: Objects,
+) -> Float[np.ndarray, "predictors s 4"]:
+    """Score how a window's particles move in a rollout and in those that need no model.
+
+    Args:
+      observed: clouds at -2 and -1, axes (2).
+      predicted: the model's particles at every predicted frame [m].
+      robot: of the window, axes (2 + s).
+      objects: during the window.
+
+    Returns:
+      What `score_motion` says of every one of `MOTION_PREDICTORS`.
+    """
     previous, current = (jax.tree.map(lambda x, i=i: x[i], observed) for i in range(2))
     truth = particle_truth(current, objects, robot.positions)
-    still = np.repeat(np.asarray(current.positions)[None], config.eval.num_steps, axis=0)
-    predictions = (
-        compiled.rollout(observed, robot, rollout_key).positions,
-        still,
-        carry_particles(previous, current, robot).positions,
-    )
-    return np.stack([score_motion(positions, truth) for positions in predictions])
+    still = np.repeat(np.asarray(current.positions)[None], len(predicted), axis=0)
+    carried = carry_particles(previous, current, robot).positions
+    return np.stack([score_motion(x, truth) for x in (predicted, still, carried)])
