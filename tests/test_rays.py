@@ -67,11 +67,19 @@ def test_proposals_gather_around_a_particle():
     assert (np.abs(tdist - 1.0) < 0.1).mean() > 0.9
 
 
+def test_proposals_are_sorted_however_steep_the_density():
+    rng = np.random.default_rng(0)
+    density = rng.uniform(0, 1, (400, 12)) ** 20 + 1e-6
+    tdist = propose(jnp.asarray(density, jnp.float32), 200, NEAR, FAR, jax.random.key(0))
+    assert (np.diff(tdist, axis=1) >= 0).all()
+
+
 def test_what_is_known_of_strata_is_known_of_them_among_the_proposals():
     rng = np.random.default_rng(0)
     strata = np.sort(rng.uniform(0, 1, (7, 9)), axis=1).astype(np.float32)
     proposals = np.sort(rng.uniform(0, 1, (7, 5)), axis=1).astype(np.float32)
     proposals[0, :2] = strata[0, [2, 8]]  # equal ones
+    proposals.sort(axis=1)
     empty = rng.random((7, 9)) < 0.5
     tdist, known = (np.asarray(x) for x in jax.jit(in_order)(strata, proposals, empty))
     np.testing.assert_array_equal(tdist, np.sort(np.concatenate([strata, proposals], 1), 1))

@@ -14,6 +14,8 @@ from hdvpd.model import Model
 from hdvpd.training import tracking
 from hdvpd.training.tracking import fit, learn_tracking
 
+SHARES = np.asarray([0.8, 0.5], np.float32)
+
 
 def moving(num_times=8):
     """Two points that go and turn evenly: 2 cm and 10 degrees a step."""
@@ -27,17 +29,16 @@ def moving(num_times=8):
 def test_a_robot_stays_behind_by_what_a_servo_of_first_order_does():
     """Of steps v it is behind by v (1 - k) / k in the end, and by v (1 - k) after the first."""
     robot = moving(30)
-    share = np.float32([0.8, 0.5])
-    found = jax.jit(tracked)(robot, share)
+    found = jax.jit(tracked)(robot, SHARES)
     behind = (robot.positions - np.asarray(found.positions))[..., [0, 1], [0, 1]]
     np.testing.assert_array_equal(found.positions[:2], robot.positions[:2])
-    np.testing.assert_allclose(behind[2], 0.02 * (1 - share), rtol=1e-4)
-    np.testing.assert_allclose(behind[-1], 0.02 * (1 - share) / share, rtol=1e-3)
+    np.testing.assert_allclose(behind[2], 0.02 * (1 - SHARES), rtol=1e-4)
+    np.testing.assert_allclose(behind[-1], 0.02 * (1 - SHARES) / SHARES, rtol=1e-3)
     np.testing.assert_array_equal(found.gripper, robot.gripper)
 
 
 def test_axes_stay_orthonormal_and_turn_alike():
-    found = np.asarray(jax.jit(tracked)(moving(30), np.float32([0.8, 0.5])).axes)
+    found = np.asarray(jax.jit(tracked)(moving(30), SHARES).axes)
     np.testing.assert_allclose(
         np.einsum("fpij,fpik->fpjk", found, found), np.tile(np.eye(3), (30, 2, 1, 1)), atol=1e-5
     )

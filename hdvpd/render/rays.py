@@ -87,24 +87,32 @@ def propose(
     cdf = jnp.concatenate([jnp.zeros((num_rays, 1)), cdf / cdf[:, -1:]], axis=-1)
     quantile = stratified(num_rays, num_proposals, 0.0, 1.0, key)
     edges = jnp.linspace(near, far, num_strata + 1)
-    return jax.vmap(lambda q, c: jnp.interp(q, c, edges))(quantile, cdf)
+    distances = jax.vmap(lambda q, c: jnp.interp(q, c, edges))(quantile, cdf)
+    # Where one stratum ends and the next begins, rounding might put a later quantile before.
+    return jax.lax.cummax(jnp.asarray(distances), axis=1)
 
 
 def in_order(
     strata: Float[Array, "r s"], proposals: Float[Array, "r p"], empty: Bool[Array, "r s"]
 ) -> tuple[Float[Array, "r m"], Bool[Array, "r m"]]:
-    """Sort the distances of strata and proposals, and follow what is known of the strata.
+    """Merge the distances of strata and proposals, and follow what is known of the strata.
 
     Args:
       strata: sorted distances [m].
-      proposals: others [m].
+      proposals: others, sorted too [m].
       empty: which strata are known to have no particle in reach.
 
     Returns:
       All distances [m], and which of them are known to be empty.
     """
-    tdist = jnp.sort(jnp.concatenate([strata, proposals], axis=-1), axis=-1)
-    rows, numbers = (jnp.arange(size) for size in strata.shape)
-    place = numbers[None] + jnp.sum(proposals[:, None] < strata[..., None], axis=-1)
-    known = jnp.zeros(tdist.shape, bool).at[rows[:, None], place].set(empty, unique_indices=True)
-    return tdist, known
+    num_rays, num_strata = strata.shape
+    rows, numbers = jnp.arange(num_rays)[:, None], jnp.arange(num_strata + proposals.shape[1])
+    later = proposals[:, None] < strata[..., None]
+    # Both are sorted: a place is the number within its own kind and that of the others before it.
+    places = (jnp.sum(later, axis=-1), jnp.sum(~later, axis=-2))
+    places = [numbers[None, : place.shape[1]] + place for place in places]
+    merged = jnp.zeros((num_rays, len(numbers)), strata.dtype)
+    for place, distances in zip(places, (strata, proposals), strict=True):
+        merged = merged.at[rows, place].set(distances, unique_indices=True)
+    known = jnp.zeros(merged.shape, bool).at[rows, places[0]].set(empty, unique_indices=True)
+    return merged, known
