@@ -1,11 +1,13 @@
 """Learn how far the robot gets on the way to its commands, from recordings, before training."""
 
 import numpy as np
+from flax import nnx
 
 from hdvpd.basics.types import Float
 from hdvpd.config import Config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot
+from hdvpd.dynamics.tracking import Tracking
 from hdvpd.model import Model
 
 _STEPS = 256
@@ -25,7 +27,8 @@ def learn_tracking(model: Model, config: Config, dataset: Dataset) -> None:
     Raises:
       UserError: what is stored is damaged or impossible.
     """
-    if model.tracking is None:
+    parts = [part for _, part in nnx.iter_modules(model) if isinstance(part, Tracking)]
+    if not parts:
         return
     index = WindowIndex(dataset, "train", OBSERVED_FRAMES + 1)
     measured, commanded = [], []
@@ -38,7 +41,8 @@ def learn_tracking(model: Model, config: Config, dataset: Dataset) -> None:
     share = fit(np.stack(measured), np.stack(commanded))
     behind_m = np.linalg.norm(np.stack(measured)[:, 1] - np.stack(commanded), axis=-1)
     print(f"commands {behind_m.mean() * 1e3:.1f} mm ahead of the robot in {len(steps)} steps")
-    model.tracking.learn(share)
+    for part in parts:
+        part.learn(share)
 
 
 def fit(
