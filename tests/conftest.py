@@ -9,18 +9,18 @@ arrays are one jitted program, shapes are few, an evaluation is small and draws 
 what a command says is asked of `main` unless a process of its own is the point. Repetitions of one
 property beyond a few belong to `--long`.
 
-Twelve minutes on two cores, 24 of processor time, are wanted and not shown. 3,019 tests took 20
-minutes alone. At commit b88b0e7 the suite of 3,126 tests took 37.0 of processor time (`time`, user
-and system of all processes, a fresh checkout, three processes on a core that others used too), at
-c232392 the tests of it 30.2 (3,094 passed, `make test`'s own list, starts and collecting not
-counted, other programs on both cores for some of the 26 minutes). What came since was measured in
-parts, once each, while two to five programs shared the cores, which makes the same file cost up to
-half as much more: collecting 14.1 to 11.3 s in each process where bytecode is there, KeOps two
-formulas of 11 s, the examples of the formats 32 to 26 s, three studies of planning 36 to 25 s,
-thirty tests of the calibration 33.4 to 30.7 s by checking the first hundred calls only, programs
-of the masks of graphs 540 to 292. Much of the rest is compiling what is proven nowhere else, once
-each: of 200 s of whole models 35 were tracing, 26 lowering, 73 compiling, 38 other processes and 29
-all else.
+Twelve minutes on two cores are wanted. At commit 52bb37e 3,131 tests took 12 min 59 s alone on two
+faster ones (all of `.ci/run` 15:30, 26.5 minutes of processor time); earlier ones took 18 to 20.
+At commit b88b0e7 the suite of 3,126 tests took 37.0 of processor time (`time`, user and system of
+all processes, a fresh checkout, three processes on a core that others used too), at c232392 the
+tests of it 30.2 (3,094 passed, `make test`'s own list, starts and collecting not counted, other
+programs on both cores for some of the 26 minutes). What came since was measured in parts, once
+each, while two to five programs shared the cores, which makes the same file cost up to half as
+much more: collecting 14.1 to 11.3 s in each process where bytecode is there, KeOps two formulas of
+11 s, the examples of the formats 32 to 26 s, three studies of planning 36 to 25 s, thirty tests of
+the calibration 33.4 to 30.7 s by checking the first hundred calls only, programs of the masks of
+graphs 540 to 292. Much of the rest is compiling what is proven nowhere else, once each: of 200 s
+of whole models 35 were tracing, 26 lowering, 73 compiling, 38 other processes and 29 all else.
 """
 
 import gc
