@@ -132,7 +132,8 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
     assert command(["model", "pack", str(run), "--out", str(out)]) == 0
     card = out.with_suffix(".md").read_text()
     parts = ["# tiny", "`write_synthetic_dataset`", "0.750 \u00b1 0.010", "## Limits", "Apache-2.0"]
-    for part in (*parts, "3 held-out episodes", "`model.num_particles` | 512 | 32768"):
+    code = f"- code: {RunFolder(run).code()}\n"
+    for part in (*parts, code, "3 held-out episodes", "`model.num_particles` | 512 | 32768"):
         assert part in card
     (run / "eval" / "metrics.json").write_text(json.dumps(summary | {"checkpoint_step": 6}))
     assert command(["model", "pack", str(run), "--out", str(out)]) == 2

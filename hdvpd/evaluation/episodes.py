@@ -151,7 +151,7 @@ def evaluate_run(
       compile_model: gives the model its compiled parts (see `share_programs`).
 
     Returns:
-      Equal for equal arguments, on any number of devices; None in all processes but the primary.
+      Scores and clips, equal for equal arguments on any devices; None but in the primary process.
 
     Raises:
       UserError: the data set does not fit, or is damaged.

@@ -13,6 +13,7 @@ from hdvpd.config.experiments import flatten
 from hdvpd.data.remote import locate
 from hdvpd.evaluation.motion_tables import describe_motion, motion_table
 from hdvpd.evaluation.verdicts import average_table, explain_table
+from hdvpd.training.run_folder import RunFolder
 
 _LIMITS = """\
 - It knows the robot, the cameras' places, the workspace and the kinds of objects of its data set,
@@ -40,6 +41,7 @@ def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
         "data": f"`{dataset.get('source', {}).get('command', 'unknown')}`",
         "licence of the data": str(dataset.get("licence", "unknown")),
         "training": f"`{training_command(run_dir)}`",
+        "code": RunFolder(run_dir).code(),
         "steps": f"{step:,} of {config.train.num_steps:,}",
         "hours of training": f"{training_hours(run_dir):.2f}",
         "particles": f"{config.model.num_particles:,}",
