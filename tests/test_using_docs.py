@@ -39,7 +39,7 @@ def test_the_page_on_using_runs(folder, monkeypatch, small_world, synthetic_data
     needed("gymnasium")
     (folder / "data").mkdir()
     (folder / "data" / "demo").symlink_to(synthetic_dataset)
-    monkeypatch.setattr("hdvpd.world.loading.load", lambda run: small_world)
+    monkeypatch.setattr("hdvpd.world.loading.load", lambda run, stochastic=None: small_world)
     names = {}
     for block in blocks("using.md", "python"):
         exec(block, names)

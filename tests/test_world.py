@@ -398,3 +398,9 @@ def test_a_writer_that_fails_leaves_the_earlier_rollout(
     assert "No space left on device" in capsys.readouterr().err
     assert (out / "rollout.json").read_text() == "{}"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_that_tells_no_things_apart_cannot_be_stochastic(small_run):
+    assert not hdvpd.load(small_run, stochastic=False).config.model.stochastic
+    with pytest.raises(UserError, match="stochastic"):
+        hdvpd.load(small_run, stochastic=True)

@@ -12,6 +12,7 @@ import abc
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
+from hdvpd.config.data import DataConfig
 from hdvpd.config.parts import DYNAMICS
 from hdvpd.config.scene import SceneSpec
 from hdvpd.config.settings import (
@@ -34,63 +35,6 @@ Backend = Literal["auto", "kdtree", "xla", "open3d", "keops"]
 """Neighbour searches (hdvpd/kernels/neighbors.py)."""
 Kernels = Literal["auto", "host", "xla", "pallas"]
 """Forms of operations (hdvpd/kernels/choice.py)."""
-
-_Corner = Annotated[
-    tuple[float, ...], Limit(lambda x: len(x) in (0, 3), "give three numbers or none")
-]
-
-
-@dataclass(frozen=True)
-class DataConfig(Settings):
-    """Which frames are read, and at which size."""
-
-    path: Annotated[
-        str | tuple[str, ...],
-        Limit(lambda path: path not in ("", ()), "name a data set"),
-        Free("resume", "evaluation"),
-    ] = "data/robot"
-    """Folder of the data set (docs/data-format.md), or its address: gs://, s3://, https://; of
-    several that are mixed, all of them."""
-    weights: Annotated[
-        tuple[float, ...],
-        Limit(lambda weights: all(w > 0 for w in weights), "use positive numbers"),
-    ] = ()
-    """How often windows are drawn from each of several data sets, against the others; none draws
-    all windows equally often."""
-    cameras: Annotated[tuple[str, ...], Free("evaluation")] = ()
-    """Cameras to read, in this order; empty means all of the data set (paper: 2)."""
-    height: Count = 240
-    """Image height [px]; frames of another size are resized, intrinsics with them."""
-    width: Count = 320
-    """Image width [px]."""
-    workspace_min: _Corner = ()
-    """Lower corner of the workspace box [m]; empty means the data set's own."""
-    workspace_max: _Corner = ()
-    """Upper corner of the workspace box [m]; empty means the data set's own."""
-    num_workers: Annotated[Count, Free("resume", "evaluation")] = 2
-    """Threads or processes that read windows ahead of the training step; never changes what is
-    read."""
-    workers: Annotated[Literal["threads", "processes"], Free("resume", "evaluation")] = "threads"
-    """Threads share one interpreter, processes take memory of their own (docs/scaling.md)."""
-    prefetch: Annotated[Count, Free("resume", "evaluation")] = 4
-    """Batches kept ready."""
-    patience_s: Annotated[Positive, Free("resume")] = 600.0
-    """Seconds to wait for a batch before the run ends with a message."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The data sets, one or several."""
-        return (self.path,) if isinstance(self.path, str) else self.path
-
-    def check(self) -> None:
-        """Refuse an empty workspace box."""
-        low, high = self.workspace_min, self.workspace_max
-        require(
-            len(low) == len(high) and all(a < b for a, b in zip(low, high, strict=True)),
-            "workspace_max",
-            high,
-            f"every number must lie above that of workspace_min = {low}",
-        )
 
 
 class AbstractDynamicsSettings(Settings, abc.ABC):
@@ -146,6 +90,9 @@ class ModelConfig(Settings):
     """With model.colors: the robot's shadow, of one lamp found in recordings (not in papers)."""
     tracking: bool = False
     """The robot lags behind its commands as it did in recordings (not in papers)."""
+    stochastic: Annotated[bool, Free("resume")] = False
+    """With model.contact: rollouts are samples. What is hidden of things, such as where their
+    weight rests, is drawn anew for every seed (not in papers)."""
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""
@@ -175,6 +122,9 @@ class ModelConfig(Settings):
         )
         colored = not self.shadow or self.colors
         require(colored, "shadow", self.shadow, "colours are shaded: set model.colors = true")
+        told_apart = not self.stochastic or (self.contact and self.colors)
+        remedy = "things are drawn: set model.contact = true and model.colors = true"
+        require(told_apart, "stochastic", self.stochastic, remedy)
         check_parts(self, self)
 
 

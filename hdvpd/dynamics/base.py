@@ -28,14 +28,15 @@ Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 class AbstractDynamics(nnx.Module):
     """Predicts how the current particles change until the next frame."""
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
         """Return the step of a rollout, which may know what was told from its last observed cloud.
 
         Args:
           current: observed particles.
           robot: kinematic points, axes (f p), of which the second are of the same time.
+          key: draws what stays as it is during the rollout.
         """
-        del current, robot
+        del current, robot, key
         return self
 
     @abc.abstractmethod

@@ -95,7 +95,7 @@ def approach(
     boxes: Boxes,
     places: Float[Array, "n 3"],
     robot: RobotPoints,
-    margin_m: Float[Array, ""],
+    margin_m: Float[Array, "n"],
     backend: Backend = "auto",
 ) -> Approach:
     """Say when and how far the body comes to places.
@@ -108,7 +108,7 @@ def approach(
       boxes: of the kinematic points.
       places: at t - 1 [m].
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
-      margin_m: distance that counts as inside [m].
+      margin_m: distance that counts as inside, for every place [m].
       backend: of the neighbour search.
     """
     places, points, axes = jax.lax.stop_gradient(
@@ -117,7 +117,7 @@ def approach(
     near = _nearest(places, points[2], backend)
     start, end = (_local(boxes, places, near, points[k], axes[k]) for k in (1, 2))
     half = _half(boxes)[near]
-    way, wide = end - start, half + margin_m
+    way, wide = end - start, half + jnp.asarray(margin_m)[:, None, None]
     # What does not move along an axis is between its sides always or never.
     way = jnp.where(jnp.abs(way) < _STILL_M, _STILL_M, way)
     first, second = (-wide - start) / way, (wide - start) / way

@@ -24,7 +24,7 @@ from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.base import AbstractDynamics, Change, Step
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
-from hdvpd.dynamics.tokens import ReadOut, Tokens
+from hdvpd.dynamics.tokens import Known, ReadOut, Tokens
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ class GraphNetwork(AbstractDynamics):
         self.settings = settings
         self.model = model
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
         """Return the step of a rollout; see `AbstractDynamics`."""
-        return functools.partial(self, robots=self.read_out.recognise(current, robot))
+        return functools.partial(self, known=self.read_out.begin(current, robot, key))
 
     def __call__(
         self,
@@ -149,7 +149,7 @@ class GraphNetwork(AbstractDynamics):
         current: ParticleCloud,
         robot: RobotPoints,
         key: PRNGKey,
-        robots: Bool[Array, "n"] | None = None,
+        known: Known | None = None,
     ) -> Change:
         """Return the change of `current`; see `AbstractDynamics` and `ReadOut`."""
         num_particles = current.mask.shape[0]
@@ -168,7 +168,7 @@ class GraphNetwork(AbstractDynamics):
             present = slice(num_particles, 2 * num_particles)
             links = jax.tree.map(lambda x: x[present], graph.links)
             tokens = self._down(tokens[present], nodes, links)
-        return self.read_out(tokens, current, robot, robots)
+        return self.read_out(tokens, current, robot, known)
 
     def _up(self, tokens: Float[JaxArray, "t d"], graph: Hierarchy) -> Float[JaxArray, "a d"]:
         """Return the abstract nodes after every token sent to its nearest ones."""

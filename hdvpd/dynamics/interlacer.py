@@ -17,7 +17,7 @@ from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSett
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.tokens import ReadOut, Tokens
+from hdvpd.dynamics.tokens import Known, ReadOut, Tokens
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")
@@ -152,9 +152,9 @@ class Interlacer(AbstractDynamics):
         self.settings = settings
         self.model = model
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints) -> Step:
+    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
         """Return the step of a rollout; see `AbstractDynamics`."""
-        return functools.partial(self, robots=self.read_out.recognise(current, robot))
+        return functools.partial(self, known=self.read_out.begin(current, robot, key))
 
     def __call__(
         self,
@@ -162,7 +162,7 @@ class Interlacer(AbstractDynamics):
         current: ParticleCloud,
         robot: RobotPoints,
         key: PRNGKey,
-        robots: Bool[Array, "n"] | None = None,
+        known: Known | None = None,
     ) -> Change:
         """Return the change of `current`; see `AbstractDynamics` and `ReadOut`."""
         num_particles = current.mask.shape[0]
@@ -171,4 +171,4 @@ class Interlacer(AbstractDynamics):
             plan, global_plan = self.settings.plan(self.model, positions, mask, key)
         for block in self.blocks:
             tokens = block(tokens, mask, plan, global_plan)
-        return self.read_out(tokens[num_particles : 2 * num_particles], current, robot, robots)
+        return self.read_out(tokens[num_particles : 2 * num_particles], current, robot, known)

@@ -20,6 +20,7 @@ from hdvpd.dynamics.body import Approach, Boxes, approach
 from hdvpd.dynamics.carrying import held_along
 from hdvpd.dynamics.segments import Segments, segments, up_axis
 from hdvpd.dynamics.surroundings import Surroundings
+from hdvpd.dynamics.unseen import Unseen, unseen_of_things
 from hdvpd.kernels.neighbors import Backend
 
 # In touch is what is nearer to the body than this and a share of the distance between particles:
@@ -78,6 +79,7 @@ def moved_things(
     boxes: Boxes,
     *,
     up: Up,
+    unseen: Unseen | None = None,
     backend: Backend = "auto",
 ) -> Things:
     """Predict how what is not the robot moves.
@@ -90,12 +92,16 @@ def moved_things(
       boxes: the robot's body.
       up: axis of the world that points up; "none" where it is not known: nothing is lifted off a
         support, and nothing falls.
+      unseen: what cannot be seen of things; None takes what is likeliest.
       backend: of the neighbour searches.
     """
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
     found = segments(cloud, around, up=up)
     carried_m = held_along(current, robot, 1, 2)
-    margin_m = _TOUCH_M + _TOUCH_REACHES * found.reach_m
+    margin_m = jnp.full(found.label.shape, _TOUCH_M + _TOUCH_REACHES * found.reach_m)
+    if unseen is not None:
+        unseen = unseen_of_things(found, unseen)
+        margin_m = jnp.maximum(margin_m + unseen.margin_m, 0.0)
     coming = approach(boxes, cloud.positions, robot, margin_m, backend)
     share, origin = _pushed(coming, found)
     openings = jnp.asarray(robot.gripper)[:, coming.point[origin]]
@@ -104,7 +110,9 @@ def moved_things(
     if up != "none":
         axis = up_axis(up)
         moved_m = _grasped(moved_m, openings, axis)
-        moved_m = _turned(moved_m, cloud, found, coming.then_m < margin_m, axis)
+        # Also what the body has passed by the end of the step.
+        contact = (coming.then_m < margin_m) | (coming.entered < 1.0)
+        moved_m = _turned(moved_m, cloud, found, contact, axis, unseen)
         near = found.min(coming.now_m) < _IN_HAND_M
         moved_m = _held(moved_m, carried_m, near, openings, found, axis)
     return Things(
@@ -166,6 +174,7 @@ def _turned(
     found: Segments,
     contact: Bool[Array, "n"],
     axis: Float[np.ndarray, "3"],
+    unseen: Unseen | None,
 ) -> Float[JaxArray, "n 3"]:
     """Turn things that are pushed beside their middle, by quasi-static sliding.
 
@@ -180,7 +189,12 @@ def _turned(
     flat = places - heights[:, None] * axis[None]
     top = (found.inside & (heights > found.max(heights) - _TOP_M)).astype(jnp.float32)
     arm = flat - found.mean(flat, top)
-    radius2 = _TURNS * found.mean(jnp.sum(arm**2, axis=-1), top)
+    gyration2 = found.mean(jnp.sum(arm**2, axis=-1), top)
+    radius2 = _TURNS * gyration2
+    if unseen is not None:
+        beside = unseen.middle - (unseen.middle @ axis)[:, None] * axis[None]
+        arm -= jnp.sqrt(gyration2)[:, None] * beside
+        radius2 *= jnp.exp(unseen.turning)
     radius2 = jnp.maximum(radius2, _SMALLEST_M**2)
     raised = (moved_m @ axis)[:, None] * axis[None]
     push = moved_m - raised

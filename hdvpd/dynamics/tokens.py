@@ -6,7 +6,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.basics.layers import LayerNorm, Linear, normal
-from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, RobotPoints
+from hdvpd.basics.types import (
+    Array,
+    Bool,
+    Float,
+    JaxArray,
+    ParticleCloud,
+    PRNGKey,
+    RobotPoints,
+    pytree,
+)
 from hdvpd.config import ModelConfig, SceneSpec
 from hdvpd.dynamics.base import Change
 from hdvpd.dynamics.carrying import (
@@ -20,9 +29,11 @@ from hdvpd.dynamics.carrying import (
 from hdvpd.dynamics.contact import ContactTokens
 from hdvpd.dynamics.identity import Identity
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.dynamics.segments import segments
 from hdvpd.dynamics.shadow import Shadow
-from hdvpd.dynamics.surroundings import surroundings
+from hdvpd.dynamics.surroundings import Surroundings, surroundings
 from hdvpd.dynamics.things import moved_things
+from hdvpd.dynamics.unseen import Unseen, draw_unseen
 from hdvpd.kernels.neighbors import Backend
 
 _POINT_EMBEDDING_DIM = 16
@@ -109,6 +120,20 @@ class Tokens(nnx.Module):
         return point.reshape(-1, point.shape[-1])
 
 
+@pytree
+class Known:
+    """What is said of particles once, when a rollout begins.
+
+    Attributes:
+      robots: those of the robot. Said of observed particles: later the planned hand, which does not
+        know that it is stopped, comes into what it holds.
+      unseen: what is hidden of things, with `model.stochastic`.
+    """
+
+    robots: Bool[JaxArray, "n"]
+    unseen: Unseen | None
+
+
 class ReadOut(nnx.Module):
     """Turn the tokens of the current particles into their bounded change (arXiv 2406.19800)."""
 
@@ -128,24 +153,29 @@ class ReadOut(nnx.Module):
         self.shadow = Shadow(scene) if config.shadow else None
         self.config = config
 
-    def recognise(self, current: ParticleCloud, robot: RobotPoints) -> Bool[JaxArray, "n"] | None:
-        """Say which particles are the robot's, if the model tells them.
-
-        In a rollout it is said once, of observed particles: later the planned hand, which does not
-        know that it is stopped, comes into what it holds.
+    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+        """Say what a rollout knows of its particles; None if the model tells nothing apart.
 
         Args:
-          current: particles.
+          current: observed particles.
           robot: kinematic points, axes (f p), of which the second are of the same time.
+          key: draws what is hidden of things.
         """
-        return None if self.identity is None else self._robots(self.identity, current, robot)
+        if self.identity is None:
+            return None
+        around = self._around(current)
+        robots = self.identity.is_robot(current, robot, around, self.config.knn)
+        if not self.config.stochastic:
+            return Known(robots, None)
+        others = dataclasses.replace(current, mask=jnp.asarray(current.mask) & ~robots)
+        return Known(robots, draw_unseen(segments(others, around, up=self.config.up), key))
 
     def __call__(
         self,
         tokens: Float[JaxArray, "n d"],
         current: ParticleCloud,
         robot: RobotPoints,
-        robots: Bool[Array, "n"] | None = None,
+        known: Known | None = None,
     ) -> Change:
         """Return the change of `current`; padding does not change.
 
@@ -153,20 +183,17 @@ class ReadOut(nnx.Module):
           tokens: of the particles.
           current: particles at t - 1.
           robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
-          robots: which particles are the robot's, where that is known.
+          known: what `begin` said, in a rollout.
         """
         tokens = self.norm(tokens)
         if self.identity is None:
             change = self._gated(tokens, current, robot)
         else:
-            change = self._touching(self.identity, tokens, current, robot, robots)
+            change = self._touching(self.identity, tokens, current, robot, known)
         return change if self.shadow is None else self._shaded(self.shadow, change, current, robot)
 
-    def _robots(
-        self, identity: Identity, current: ParticleCloud, robot: RobotPoints
-    ) -> Bool[JaxArray, "n"]:
-        around = surroundings(current, colors=self.config.colors, backend=self.config.knn)
-        return identity.is_robot(current, robot, around, self.config.knn)
+    def _around(self, current: ParticleCloud) -> Surroundings:
+        return surroundings(current, colors=self.config.colors, backend=self.config.knn)
 
     def _gated(
         self, tokens: Float[JaxArray, "n d"], current: ParticleCloud, robot: RobotPoints
@@ -207,18 +234,22 @@ class ReadOut(nnx.Module):
         tokens: Float[JaxArray, "n d"],
         current: ParticleCloud,
         robot: RobotPoints,
-        robots: Bool[Array, "n"] | None,
+        known: Known | None,
     ) -> Change:
         """Return the change with `model.contact`: what the robot does, and what is learned beside.
 
         The robot's particles go along with its skeleton, the others as `moved_things` says.
         """
         up, knn = self.config.up, self.config.knn
-        around = surroundings(current, colors=self.config.colors, backend=knn)
-        robots = self._robots(identity, current, robot) if robots is None else jnp.asarray(robots)
+        around = self._around(current)
+        if known is None:
+            known = Known(identity.is_robot(current, robot, around, knn), None)
+        robots = known.robots
         carried_m = taken_along(current, robot, 1, 2, backend=knn)
         boxes = identity.body.boxes
-        things = moved_things(current, robot, ~robots, around, boxes, up=up, backend=knn)
+        things = moved_things(
+            current, robot, ~robots, around, boxes, up=up, unseen=known.unseen, backend=knn
+        )
         told = [things.share, jnp.tanh(things.gap_m / MOTION_SCALE_M), things.opening]
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is

@@ -41,6 +41,9 @@ from hdvpd.encoders.unet import UNet
 from hdvpd.model.rays import sample_rays
 from hdvpd.render.renderer import Renderer
 
+# Folded into a rollout's key for what is drawn before its first step.
+_BEGINS = 0
+
 
 class Model(nnx.Module):
     """The world model: encode two frames, predict along the robot's plan, render what is seen."""
@@ -127,7 +130,8 @@ class Model(nnx.Module):
         unroll: bool = False,
     ) -> ParticleCloud:
         expected = robot if self.tracking is None else self.tracking(robot)
-        step, remat = self.dynamics.begin(current, expected), self.config.train.remat
+        step = self.dynamics.begin(current, expected, jax.random.fold_in(key, _BEGINS))
+        remat = self.config.train.remat
         return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)
 
     def render(self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:

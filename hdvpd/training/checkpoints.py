@@ -5,6 +5,7 @@ a name that starts with a dot, flushed to disk and renamed, so a folder with a b
 complete; its digest shows whether it still is.
 """
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -226,15 +227,20 @@ class CheckpointStore:
 
 
 def load_model(
-    run_dir: Path | str, step: int | None = None
+    run_dir: Path | str, step: int | None = None, *, stochastic: bool | None = None
 ) -> tuple[Model, Config, SceneSpec, int]:
     """Build the model of a run with trained parameters, by default of the newest sound checkpoint.
 
+    Args:
+      run_dir: folder of the run.
+      step: of the checkpoint.
+      stochastic: `model.stochastic`, which no parameter depends on; None takes the run's.
+
     Returns:
-      The model, the configuration it was trained with, its scene, and the checkpoint's step.
+      The model, its configuration, its scene, and the checkpoint's step.
 
     Raises:
-      UserError: it is no run folder, or has no such or no sound checkpoint.
+      UserError: it is no run folder, has no such or no sound checkpoint, or cannot be stochastic.
     """
     path = Path(run_dir)
     if not (path / "checkpoints").is_dir():
@@ -245,6 +251,9 @@ def load_model(
     store = CheckpointStore(path)
     step = store.sound_step(step)
     config, scene, _ = store.read_origin(step)
+    if stochastic is not None:
+        kind = dataclasses.replace(config.model, stochastic=stochastic)
+        config = dataclasses.replace(config, model=kind)
     # Shapes are enough: initialising parameters only to replace them costs seconds.
     blank = nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
     graphdef, shapes = nnx.split(blank)

@@ -93,7 +93,8 @@ class World:
 
     def update(self) -> None:
         """Take the run's newest sound checkpoint; nothing is compiled again."""
-        self.model, _, _, self.step = load_model(self.folder)
+        stochastic = self.config.model.stochastic
+        self.model, _, _, self.step = load_model(self.folder, stochastic=stochastic)
         self._params = nnx.state(self.model)
 
     @property

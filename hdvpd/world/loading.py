@@ -11,21 +11,26 @@ from hdvpd.training.checkpoints import load_model
 from hdvpd.world.base import World
 
 
-def load(run: str | Path = "runs/demo", step: int | None = None) -> World:
+def load(
+    run: str | Path = "runs/demo", step: int | None = None, *, stochastic: bool | None = None
+) -> World:
     """Load a trained model.
 
     Args:
       run: folder of a run, or the name of one in `runs/`.
       step: which checkpoint; by default the newest sound one.
+      stochastic: True: rollouts are samples, another seed is another future; False: they are the
+        likeliest one; by default as the run's `model.stochastic` says.
 
     Returns:
       The model, ready to be used.
 
     Raises:
-      UserError: there is no such run, or it has no such or no sound checkpoint.
+      UserError: there is no such run, or it has no such or no sound checkpoint, or its
+        model tells no things apart and cannot be stochastic.
     """
     (folder,) = find_runs([Path(run)]).values()
-    model, config, scene, step = load_model(folder, step)
+    model, config, scene, step = load_model(folder, step, stochastic=stochastic)
     setup = find_setup(folder, config.data.paths[0])
     return World(model, config, scene, step, folder, setup)
 
