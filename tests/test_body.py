@@ -59,10 +59,11 @@ def test_a_body_enters_a_margin_when_sampled_times_say_so():
     robot = RobotPoints(
         np.float32(points), np.tile(np.float32(axes), (3, 1, 1, 1)), np.zeros((3, 2), np.float32)
     )
-    margin = 0.005
+    margins = rng.uniform(0.0, 0.01, 300)
     told = jax.jit(approach)(
-        Boxes(np.float32(low), np.float32(high)), np.float32(places), robot, np.float32(margin)
+        Boxes(np.float32(low), np.float32(high)), np.float32(places), robot, np.float32(margins)
     )
+    margin = margins[:, None, None]
     times = np.linspace(0, 1, 401)
     inside = np.zeros((300, 401), bool)
     for k in range(2):
