@@ -54,17 +54,17 @@ def test_things_that_part_keep_what_is_hidden_and_things_that_meet_share_it():
     np.testing.assert_allclose(together.middle[:, 0], [2.2] * 5 + [0], rtol=1e-6)
 
 
-def pushed_cube(step_m=0.02):
+def pushed_cube():
     """A blade that comes along x to the middle of a cube's face, which is at x = 0."""
     cloud = cloud_of(cube(np.asarray([0.025, 0.0, 0.026])), table())
-    x = np.asarray([-0.058, -0.038, -0.038 + step_m])
+    x = np.asarray([-0.058, -0.038, -0.018])
     return cloud, hand([[place, 0.0, 0.03] for place in x], apart_m=0.0)
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def displaced(current, robot, hidden, up):
+def displaced(current, robot, hidden, up, half_m=BLADE_M):
     around = surroundings(current, colors=True)
-    size = np.tile(BLADE_M, (robot.positions.shape[1], 1))
+    size = jnp.tile(half_m, (robot.positions.shape[1], 1))
     things = np.ones(len(current.mask), bool)
     boxes = Boxes(-size, size)
     return moved_things(current, robot, things, around, boxes, up=up, unseen=hidden).displacement
@@ -121,6 +121,18 @@ def test_a_weight_beside_the_middle_turns_the_thing_to_its_side_as_sliding_says(
     # A weight above or below the middle turns nothing about the vertical.
     moved = displaced(cloud, robot, hide((0.0, 0.0, 0.5)), "z")
     np.testing.assert_allclose(moved, displaced(cloud, robot, hide(), "z"), atol=1e-6)
+
+
+def test_a_face_that_the_blade_has_passed_by_the_end_of_the_step_turns_as_well():
+    """A blade of 4 mm ends 8 mm behind the face; one of 6 cm whose edge is there too does not."""
+    cloud, robot = pushed_cube()
+    hidden = hide((0.0, 0.6, 0.0))
+    expected = np.asarray(displaced(cloud, robot, hidden, "z"))
+    short = dataclasses.replace(robot, positions=robot.positions + np.float32([0.028, 0, 0]))
+    half_m = np.asarray([0.002, *BLADE_M[1:]], np.float32)
+    moved = np.asarray(displaced(cloud, short, hidden, "z", half_m))
+    assert abs(turn_of(cloud, moved)) > 0.05
+    np.testing.assert_allclose(moved, expected, atol=1e-5)
 
 
 def test_samples_part_where_the_outcome_is_bistable_and_agree_where_it_is_not():
@@ -185,6 +197,5 @@ def test_a_rollout_is_a_function_of_its_key_and_another_key_is_another_future():
 
 
 def test_settings_without_things_are_refused():
-    for missing in ("contact", "colors"):
-        with pytest.raises(UserError, match="stochastic"):
-            scenes.tiny_config(model=STOCHASTIC | {missing: False}).check()
+    with pytest.raises(UserError, match="stochastic"):
+        scenes.tiny_config(model=STOCHASTIC | {"contact": False}).check()

@@ -122,8 +122,8 @@ class ModelConfig(Settings):
         )
         colored = not self.shadow or self.colors
         require(colored, "shadow", self.shadow, "colours are shaded: set model.colors = true")
-        told_apart = not self.stochastic or (self.contact and self.colors)
-        remedy = "things are drawn: set model.contact = true and model.colors = true"
+        told_apart = not self.stochastic or self.contact
+        remedy = "what is hidden of things is drawn: set model.contact = true"
         require(told_apart, "stochastic", self.stochastic, remedy)
         check_parts(self, self)
 

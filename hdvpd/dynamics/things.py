@@ -110,9 +110,8 @@ def moved_things(
     if up != "none":
         axis = up_axis(up)
         moved_m = _grasped(moved_m, openings, axis)
-        # Also what the body has passed by the end of the step.
-        contact = (coming.then_m < margin_m) | (coming.entered < 1.0)
-        moved_m = _turned(moved_m, cloud, found, contact, axis, unseen)
+        # What the body has passed by the end of the step was in touch, too.
+        moved_m = _turned(moved_m, cloud, found, coming.entered < 1.0, axis, unseen)
         near = found.min(coming.now_m) < _IN_HAND_M
         moved_m = _held(moved_m, carried_m, near, openings, found, axis)
     return Things(
