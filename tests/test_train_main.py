@@ -459,6 +459,15 @@ def test_an_existing_run_is_not_written_over(whole: Path, config: Config) -> Non
     assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
 
 
+def test_a_path_below_which_nothing_can_be_saved_is_refused(
+    config: Config, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rate[0.1]" / "run"
+    with pytest.raises(UserError, match=r"rate\[0\.1\].*checkpoints cannot be saved.*--name"):
+        train(config, folder)
+    assert not folder.parent.exists()
+
+
 def test_a_run_that_cannot_start_leaves_no_folder(config: Config, tmp_path: Path) -> None:
     missing = dataclasses.replace(config, data=dataclasses.replace(config.data, path="nowhere"))
     for wrong in (missing, with_train(config, horizon=50)):

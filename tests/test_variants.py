@@ -25,7 +25,7 @@ def test_values_are_numbers_words_and_lists():
     assert [v.tables["train"]["schedule"] for v in words] == ["piecewise", "cosine"]
     lists = list_variants(["train.learning_rates=[0.003],[0.001, 0.0001]"])
     assert lists[1].tables["train"]["learning_rates"] == [0.001, 0.0001]
-    assert lists[1].label == "learning_rates=[0.001 0.0001]"
+    assert lists[1].label == "learning_rates=0.001+0.0001"
     paths = list_variants(["data.path=data/one,data/two"])
     assert [v.label for v in paths] == ["path=data_one", "path=data_two"]
 

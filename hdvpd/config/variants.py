@@ -87,6 +87,7 @@ def _value(text: str) -> Any:
 
 def _label(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{' '.join(map(_label, value))}]"
+        # Brackets in the name of a folder would be a pattern (`RunFolder.find_to_train`).
+        return "+".join(map(_label, value))
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text.replace("/", "_")

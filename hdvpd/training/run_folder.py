@@ -8,6 +8,7 @@ been copied elsewhere.
 
 import contextlib
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import json
@@ -65,8 +66,15 @@ class RunFolder:
           step: the checkpoint asked for.
 
         Raises:
-          UserError: the run to start exists, the run to resume does not, or a step makes no sense.
+          UserError: the run to start exists, the run to resume does not, a step makes no sense, or
+            no checkpoint can be saved below such a path.
         """
+        whole = str(run_dir.absolute())
+        if glob.escape(whole) != whole:
+            raise UserError(
+                f"The run folder {run_dir} would have *, ? or [ in its path {whole}, with which "
+                "checkpoints cannot be saved. Choose another --name or --runs-dir."
+            )
         if resume == "auto":
             return cls(run_dir)
         if resume is not None:
