@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import zipfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -102,10 +103,31 @@ def test_without_a_shipped_model_one_message_says_so(tmp_path, monkeypatch, caps
         message = capsys.readouterr().err
         assert message.count("\n") == 1
         assert "comes without a trained model" in message
-    assert packed.find_packed("runs/demo") is None
     (tmp_path / "pretrained").mkdir()
     (tmp_path / "pretrained" / "reference.zip").touch()
-    assert packed.find_packed("reference") == tmp_path / "pretrained" / "reference.zip"
+    assert packed.shipped_model() == tmp_path / "pretrained" / "reference.zip"
+
+
+def test_the_reference_of_another_version_is_not_taken_for_this_ones(
+    file, tmp_path, monkeypatch, capsys
+):
+    shipped = tmp_path / "pretrained" / "reference.zip"
+    shipped.parent.mkdir()
+    shipped.write_bytes(file.read_bytes())
+    monkeypatch.setattr(packed, "files", lambda _: tmp_path)
+    reference, folder = Path("reference"), tmp_path / "runs" / "reference"
+    assert packed.find_or_unpack(reference, tmp_path / "runs") == folder
+    assert "unpacking" in capsys.readouterr().out
+    assert packed.find_or_unpack(reference, tmp_path / "runs") == folder
+    assert not capsys.readouterr().out
+    shipped.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"not the model that comes with this version") as refusal:
+        packed.find_or_unpack(reference, tmp_path / "runs")
+    assert str(folder) in str(refusal.value)
+    assert packed.find_or_unpack(folder) == folder
+    # One's own run may be called so.
+    (folder / "metrics.jsonl").touch()
+    assert packed.find_or_unpack(reference, tmp_path / "runs") == folder
 
 
 def averages(predictors):

@@ -22,8 +22,7 @@ START = 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    file = packed.find_packed(packed.REFERENCE)
-    assert file is not None
+    file = packed.shipped_model()
     assert file.stat().st_size < 4e6
     folder = tmp_path_factory.mktemp("runs") / packed.REFERENCE
     packed.unpack(file, folder)

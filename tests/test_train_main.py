@@ -459,9 +459,7 @@ def test_an_existing_run_is_not_written_over(whole: Path, config: Config) -> Non
     assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
 
 
-def test_a_path_below_which_nothing_can_be_saved_is_refused(
-    config: Config, tmp_path: Path
-) -> None:
+def test_a_path_below_which_nothing_can_be_saved_is_refused(config: Config, tmp_path: Path) -> None:
     folder = tmp_path / "rate[0.1]" / "run"
     with pytest.raises(UserError, match=r"rate\[0\.1\].*checkpoints cannot be saved.*--name"):
         train(config, folder)

@@ -101,10 +101,10 @@ class Demo(AbstractCommand):
 
     def _pretrained(self) -> tuple[Path, dict[str, list[str]]]:
         """Return the same for the model that comes with hdvpd, on episodes that it never saw."""
-        from hdvpd.training.packed import REFERENCE, find_packed, read_packed
+        from hdvpd.training.packed import REFERENCE, read_packed, shipped_model
 
-        file, said = find_packed(REFERENCE), flag_words(self.config)
-        if file is None or said:
+        file, said = shipped_model(), flag_words(self.config)
+        if said:
             words = shlex.join(said)
             raise UserError(f"--pretrained trains nothing: leave out {words}.")
         config = read_packed(file)[0]

@@ -46,9 +46,8 @@ from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model.compiled import CompileModel
 from hdvpd.training.checkpoints import load_model
-from hdvpd.training.packed import find_packed, unpack
+from hdvpd.training.packed import find_or_unpack
 from hdvpd.training.processes import Team
-from hdvpd.training.run_folder import RunFolder
 
 
 def main(
@@ -124,16 +123,12 @@ def find_runs(runs: Sequence[Path]) -> dict[str, Path]:
       Folder by name; the name is the folder's, or the path as given where two are called alike.
 
     Raises:
-      UserError: a run does not exist, is no run, or is named twice.
+      UserError: a run does not exist, is no run, or is named twice; `reference` is there, but of
+        another version.
     """
     folders: list[Path] = []
     for run in runs:
-        packed = find_packed(str(run)) if RunFolder.search(run) is None else None
-        if packed is not None:
-            copy = Path("runs") / run
-            print(f"unpacking the trained model that comes with hdvpd into {copy}", flush=True)
-            unpack(packed, copy)
-        found = RunFolder.find(run).path
+        found = find_or_unpack(run)
         if any(found.resolve() == other.resolve() for other in folders):
             raise UserError(f"{run} is named twice: name every run once.")
         folders.append(found)

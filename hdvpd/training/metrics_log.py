@@ -21,6 +21,8 @@ from hdvpd.basics import files
 Record = dict[str, Any]
 StepMetrics = dict[str, float | None]
 
+METRICS_FILE = "metrics.jsonl"
+"""Its name in a run folder; every trained run has one."""
 REMEDY = (
     "Everything written before it is intact. Free some space or permit writing there, then "
     "continue the run with --resume."

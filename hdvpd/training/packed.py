@@ -8,6 +8,7 @@ bytes.
 """
 
 import dataclasses
+import hashlib
 import io
 import json
 import struct
@@ -31,6 +32,7 @@ from hdvpd.config.reading import read
 from hdvpd.data.setup import SETUP_FILE
 from hdvpd.model import Model
 from hdvpd.training.checkpoints import CheckpointStore, load_model
+from hdvpd.training.metrics_log import METRICS_FILE
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
 from hdvpd.training.step import create_train_state
@@ -39,6 +41,8 @@ REFERENCE = "reference"
 """Name of the model that comes with hdvpd, where one does."""
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every entry, so that equal content gives equal bytes
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error)
+# In an unpacked run: of the file that it was unpacked from. A trained run has its metrics instead.
+_DIGEST_FILE = "packed.sha256"
 _REMEDY = "Free some space or choose another --out; nothing else was changed."
 
 
@@ -100,6 +104,35 @@ def unpack(file: Path, run_dir: Path) -> None:
         write(run_dir / SETUP_FILE, origin["setup"], _REMEDY)
     progress = new_progress(identity) | {"step": origin["step"], "next_batch": origin["step"]}
     CheckpointStore(run_dir).save(origin["step"], state, progress=progress, files=texts)
+    write(run_dir / _DIGEST_FILE, _digest(file), _REMEDY)
+
+
+def find_or_unpack(run: Path, runs_dir: Path = Path("runs")) -> Path:
+    """Find a run; the model that comes with hdvpd, `reference`, becomes one in `runs_dir`.
+
+    Returns:
+      The run's folder.
+
+    Raises:
+      UserError: there is no such run, or `reference` was unpacked from another model than the one
+        that this hdvpd comes with.
+    """
+    found = RunFolder.search(run, runs_dir)
+    if str(run) != REFERENCE or (found and (found.path / METRICS_FILE).is_file()):
+        return RunFolder.find(run, runs_dir).path
+    if found is None:
+        file, folder = shipped_model(), runs_dir / run
+        print(f"unpacking the trained model that comes with hdvpd into {folder}", flush=True)
+        unpack(file, folder)
+        return folder
+    record = found.path / _DIGEST_FILE
+    if not record.is_file() or record.read_text() != _digest(shipped_model()):
+        raise UserError(
+            f"{found.path} is not the model that comes with this version of hdvpd: another one "
+            "unpacked it. Move it away, and this version's is unpacked, or name it by its path, "
+            f"{found.path.absolute()}, to use it as it is."
+        )
+    return found.path
 
 
 def read_packed(
@@ -132,21 +165,23 @@ def read_packed(
     return read(tables, source=f"config.toml in {file}"), scene, origin, arrays
 
 
-def find_packed(name: str) -> Path | None:
-    """Return the file of a model that comes with hdvpd; None for every other name.
+def shipped_model() -> Path:
+    """Return the file of the model that comes with hdvpd.
 
     Raises:
       UserError: this hdvpd ships none.
     """
-    if name != REFERENCE:
-        return None
-    file = Path(str(files("hdvpd"))) / "pretrained" / f"{name}.zip"
+    file = Path(str(files("hdvpd"))) / "pretrained" / f"{REFERENCE}.zip"
     if not file.is_file():
         raise UserError(
             "This hdvpd comes without a trained model. Train one (`hdvpd train demo`) and give its "
             "run folder, or give the run folder of another."
         )
     return file
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _named(model: Model) -> dict[str, np.ndarray]:

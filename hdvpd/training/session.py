@@ -18,7 +18,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import describe_windows
 from hdvpd.training.checkpoint_folder import Progress
 from hdvpd.training.checkpoints import CheckpointStore
-from hdvpd.training.metrics_log import MetricsLog, Record
+from hdvpd.training.metrics_log import METRICS_FILE, MetricsLog, Record
 from hdvpd.training.preflight import try_checkpoint, try_parts
 from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, save_first_batch
@@ -80,7 +80,7 @@ class Session:
         self.report = Reporter(path, config, start_step=self.step, console=console)
         self._texts = RunFolder(path).describe(config, scene, dataset_identity=self._dataset)
         self.log = MetricsLog(
-            path / "metrics.jsonl",
+            path / METRICS_FILE,
             run_record(config, dataset=self._dataset),
             step=self.step,
             window=progress["window"],
