@@ -11,16 +11,19 @@ import tyro
 
 from hdvpd.basics.errors import UserError, how_to_install
 from hdvpd.commands.base import AbstractCommand, Program
-from studies.settings import (
-    CalibrationSettings,
+from studies.model_settings import (
     ClosedLoopSettings,
     ExecutionSettings,
+    FutureSettings,
+    RankingSettings,
+)
+from studies.settings import (
+    CalibrationSettings,
     ExpressivitySettings,
     GrfSettings,
     MechanismSettings,
     MotifSettings,
     PictureSettings,
-    RankingSettings,
     VideoSettings,
     VisionSettings,
 )
@@ -37,6 +40,7 @@ STUDIES: Mapping[str, type] = {
     "executions": ExecutionSettings,
     "ranking": RankingSettings,
     "closed-loop": ClosedLoopSettings,
+    "futures": FutureSettings,
 }
 """What can be set in each study; the module of the same name runs it."""
 

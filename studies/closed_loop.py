@@ -36,6 +36,7 @@ from studies.controls import (
     seen_surface,
 )
 from studies.films import Film
+from studies.model_settings import ClosedLoopSettings
 from studies.outputs import Row, table, write_csv
 from studies.resumable import (
     SIZE,
@@ -46,7 +47,7 @@ from studies.resumable import (
     draw_start,
     tasks_of,
 )
-from studies.settings import ClosedLoopSettings, split_names
+from studies.settings import split_names
 
 CONTROLLERS = ("model", "carried along", "tool path", "nothing moves", "random", "simulator")
 EXTENT = ("tasks", "starts", "controllers", "videos", "controls")

@@ -13,8 +13,8 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float
 from hdvpd.data.robot import Robot
 from hdvpd.planning.trials import Outcome, Trial, propose, simulated_robot
+from studies.model_settings import ExecutionSettings
 from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
-from studies.settings import ExecutionSettings
 
 EXTENT = ("tasks", "starts")
 """Settings that say how much is executed, not what."""

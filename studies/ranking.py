@@ -22,9 +22,9 @@ from hdvpd.world.loading import load
 from hdvpd.world.state import State
 from studies.controls import CarriedAlong
 from studies.executions import EXTENT, executed, open_executions
+from studies.model_settings import RankingSettings
 from studies.outputs import Row, table, write_csv
 from studies.resumable import Entry, Kept, chosen_starts, draw_start, tasks_of
-from studies.settings import RankingSettings
 
 PREDICTORS = (
     "model", "carried along", "tool path", "tool end", "random", "nothing moves", "simulator",

@@ -89,15 +89,15 @@ class MotifSettings:
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        _require_positive(
+        require_positive(
             self, "seeds", "graphs", "test_graphs", "nodes", "tree_nodes", "walk_length",
             "cycle_walk_length", "epochs", "patience", "batch_size", "learning_rate",
         )  # fmt: skip
-        _require(self, "tree_nodes", self.tree_nodes >= 5, "shorter trees leave no pair to join")
-        _require(self, "join_probability", 0 < self.join_probability <= 1, "a probability, not 0")
-        _require(self, "decay", 0 <= self.decay <= 1, "a number between 0 and 1")
+        require(self, "tree_nodes", self.tree_nodes >= 5, "shorter trees leave no pair to join")
+        require(self, "join_probability", 0 < self.join_probability <= 1, "a probability, not 0")
+        require(self, "decay", 0 <= self.decay <= 1, "a number between 0 and 1")
         fits = self.batch_size <= 2 * (self.graphs - self.graphs // 4)
-        _require(self, "batch_size", fits, "no more than there are graphs to train on")
+        require(self, "batch_size", fits, "no more than there are graphs to train on")
         split_names(self, "tasks", MOTIF_TASKS)
         split_names(self, "models", MOTIF_MODELS)
 
@@ -119,12 +119,12 @@ class ExpressivitySettings:
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        _require_positive(self, "hops", "seeds")
-        _require(self, "runs", self.runs >= 2, "a spread needs two draws")
-        _require(self, "halting", 0 <= self.halting < 1, "a probability below 1")
+        require_positive(self, "hops", "seeds")
+        require(self, "runs", self.runs >= 2, "a spread needs two draws")
+        require(self, "halting", 0 <= self.halting < 1, "a probability below 1")
         words = self.walkers.split(",")
         whole = all(word.strip().isdecimal() and int(word) > 0 for word in words)
-        _require(self, "walkers", whole, "positive numbers, separated by commas")
+        require(self, "walkers", whole, "positive numbers, separated by commas")
 
 
 POSITIONS = ("learned", "none")
@@ -193,17 +193,17 @@ class TransformerSettings:
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        _require_positive(
+        require_positive(
             self, "seeds", "steps", "batch_size", "patch", "width", "heads", "depth",
             "learning_rate",
         )  # fmt: skip
-        _require(self, "width", self.width % self.heads == 0, "a multiple of --heads")
-        _require(self, "hops", self.hops >= 0, "0 or more")
-        _require(self, "halting", 0 <= self.halting < 1, "a probability below 1")
+        require(self, "width", self.width % self.heads == 0, "a multiple of --heads")
+        require(self, "hops", self.hops >= 0, "0 or more")
+        require(self, "halting", 0 <= self.halting < 1, "a probability below 1")
         split_names(self, "positions", POSITIONS)
         words = split_words(self.variants)
         known = bool(words) and all(map(parse_variant, words))
-        _require(self, "variants", known, "such as softmax,linear+exact,linear+grf-16")
+        require(self, "variants", known, "such as softmax,linear+exact,linear+grf-16")
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ class VisionSettings(TransformerSettings):
         """Validate; never mutate."""
         super().__post_init__()
         fits = self.batch_size <= self.train_images < DIGITS
-        _require(self, "train_images", fits, f"--batch-size or more and below {DIGITS}")
-        _require(self, "patch", self.patch in (1, 2, 4), "1, 2 or 4: images have 8x8 pixels")
+        require(self, "train_images", fits, f"--batch-size or more and below {DIGITS}")
+        require(self, "patch", self.patch in (1, 2, 4), "1, 2 or 4: images have 8x8 pixels")
 
 
 @dataclass(frozen=True)
@@ -259,12 +259,12 @@ class VideoSettings(TransformerSettings):
     def __post_init__(self) -> None:
         """Validate; never mutate."""
         super().__post_init__()
-        _require_positive(self, "workers", "test_clips")
-        _require(self, "frames", self.frames >= 3, "3 or more")
+        require_positive(self, "workers", "test_clips")
+        require(self, "frames", self.frames >= 3, "3 or more")
         fits = self.batch_size <= self.clips - self.test_clips
-        _require(self, "clips", fits, "--test-clips and --batch-size together or more")
+        require(self, "clips", fits, "--test-clips and --batch-size together or more")
         fits = all(pixels % self.patch == 0 for pixels in CLIP_SIZE)
-        _require(self, "patch", fits, "a divisor of {} and {} pixels".format(*CLIP_SIZE))
+        require(self, "patch", fits, "a divisor of {} and {} pixels".format(*CLIP_SIZE))
 
 
 @dataclass(frozen=True)
@@ -291,11 +291,11 @@ class MechanismSettings:
 
     def __post_init__(self) -> None:
         """Validate; never mutate."""
-        _require_positive(self, "width", "rounds", "peak_width")
-        _require(self, "from_exponent", self.from_exponent >= 5, "5 or more")
+        require_positive(self, "width", "rounds", "peak_width")
+        require(self, "from_exponent", self.from_exponent >= 5, "5 or more")
         enough = self.to_exponent >= self.from_exponent + 3
-        _require(self, "to_exponent", enough, "three more than --from-exponent or more")
-        _require(self, "peak_tokens", self.peak_tokens >= 0, "no negative number")
+        require(self, "to_exponent", enough, "three more than --from-exponent or more")
+        require(self, "peak_tokens", self.peak_tokens >= 0, "no negative number")
 
     @property
     def exponents(self) -> range:
@@ -322,88 +322,22 @@ def split_names(settings: Any, name: str, known: tuple[str, ...]) -> tuple[str, 
     if getattr(settings, name) == "all":
         return known
     found = split_words(getattr(settings, name))
-    _require(settings, name, bool(found) and set(found) <= set(known), f"some of {','.join(known)}")
+    require(settings, name, bool(found) and set(found) <= set(known), f"some of {','.join(known)}")
     return found
 
 
-def _require_positive(settings: Any, *names: str) -> None:
+def require_positive(settings: Any, *names: str) -> None:
+    """Refuse settings that are not positive."""
     for name in names:
-        _require(settings, name, getattr(settings, name) > 0, "a positive number")
+        require(settings, name, getattr(settings, name) > 0, "a positive number")
 
 
-def _require(settings: Any, name: str, condition: bool, expected: str) -> None:
+def require(settings: Any, name: str, condition: bool, expected: str) -> None:
+    """Refuse a setting unless a condition holds.
+
+    Raises:
+      UserError: it does not.
+    """
     if not condition:
         value = getattr(settings, name)
         raise UserError(f"--{name.replace('_', '-')} {value}: expected {expected}.")
-
-
-@dataclass(frozen=True)
-class ExecutionSettings:
-    """Execute in the simulator the plans that `ranking` ranks: needs no model, and only once."""
-
-    tasks: str = "push,can"
-    """Tasks, separated by commas."""
-    starts: int = 30
-    """Starts per task; none is in a simulated data set."""
-    plans: int = 32
-    """Plans per start."""
-    horizon: int = 8
-    """Control steps of a plan, at least 4."""
-    seed: int = 0
-    """Seed of starts, goals and plans."""
-
-    def __post_init__(self) -> None:
-        """Validate; never mutate."""
-        _require_positive(self, "starts")
-        _require(self, "plans", self.plans >= 3, "3 or more")
-        _require(self, "horizon", self.horizon >= 4, "4 or more")
-
-
-@dataclass(frozen=True)
-class RankingSettings(ExecutionSettings):
-    """Rank plans by a trained model and by the simulator: correlation, regret, success."""
-
-    run: str = "runs/demo"
-    """Run whose model ranks."""
-    particles: int = 2048
-    """Particles per time step that are rolled out, at most: as many as in training suffice."""
-    executed: str = ""
-    """Folder of `executions` of the same plans, to which missing ones are added; by default one in
-    --out."""
-
-
-@dataclass(frozen=True)
-class ClosedLoopSettings:
-    """Model-predictive control in the simulator from images: success, distance, time."""
-
-    run: str = "runs/demo"
-    """Run whose model plans; not read where no model does."""
-    tasks: str = "push,can"
-    """Tasks, separated by commas."""
-    starts: int = 20
-    """Starts per task; none is in a simulated data set."""
-    controllers: str = "all"
-    """Who plans, separated by commas: model, carried along, tool path, nothing moves, random,
-    simulator."""
-    steps: int = 8
-    """Control steps in all, at least 4; every plan reaches to the last."""
-    every: int = 2
-    """Control steps between two decisions."""
-    particles: int = 2048
-    """Particles per time step that are rolled out, at most; films have all."""
-    samples: int = 16
-    """Candidates per round of a decision."""
-    rounds: int = 1
-    """Rounds of iCEM per decision."""
-    videos: int = 2
-    """Starts per task of which the model's control is filmed."""
-    seed: int = 0
-    """Seed of starts, goals and plans."""
-    controls: str = ""
-    """Folder of an earlier study with the same settings: what others than the model did there is
-    taken over."""
-
-    def __post_init__(self) -> None:
-        """Validate; never mutate."""
-        _require_positive(self, "starts", "every", "samples", "rounds", "particles")
-        _require(self, "steps", self.steps >= 4, "4 or more")

@@ -242,7 +242,7 @@ def test_a_trial_goes_on_from_where_it_was(trial):
 @pytest.mark.usefixtures("begun_once")
 def test_the_ranking_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch):
     from studies import executions, ranking
-    from studies.settings import ExecutionSettings, RankingSettings
+    from studies.model_settings import ExecutionSettings, RankingSettings
 
     monkeypatch.setattr(ranking, "load", lambda run: world)
     plans = {"tasks": "push", "plans": 3, "horizon": HORIZON}
@@ -299,7 +299,7 @@ def test_scores_of_a_ranking_are_their_definitions():
 @pytest.mark.usefixtures("begun_once")
 def test_the_closed_loop_study_goes_on_where_it_was_stopped(world, tmp_path, monkeypatch, capsys):
     from studies import closed_loop
-    from studies.settings import ClosedLoopSettings
+    from studies.model_settings import ClosedLoopSettings
 
     monkeypatch.setattr(closed_loop, "load", lambda run: pytest.fail("controls need no model"))
     controls = ("carried along", "simulator", "random", "nothing moves", "tool path")
