@@ -295,8 +295,8 @@ def summary(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str]
                 "task": task,
                 "controller": name,
                 "starts": len(own),
-                "success": plus_minus(float(mean[0]), _known(ci95[0]), 2),
-                "final cost [m]": plus_minus(float(mean[1]), _known(ci95[1]), 3),
+                "success": plus_minus(mean[0], ci95[0], 2),
+                "final cost [m]": plus_minus(mean[1], ci95[1], 3),
                 "seconds per decision": round(float(np.median(seconds)), 2),
             })  # fmt: skip
     return rows
@@ -318,10 +318,6 @@ def failures(entries: Sequence[Entry], task: str, names: Sequence[str]) -> list[
             "object out of sight at a decision": sum(e["hidden"] for e in own),
         })  # fmt: skip
     return rows
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _draw(entries: Sequence[Entry], tasks: Sequence[str], names: Sequence[str], file: Path) -> None:

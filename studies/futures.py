@@ -16,8 +16,9 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.statistics import masked_mean, student_interval
 from hdvpd.basics.tables import plus_minus
 from hdvpd.basics.types import Bool, Float
+from hdvpd.data.object_motion import objects_move
 from hdvpd.data.store import Dataset
-from hdvpd.data.truth import MOVED_M, Objects, read_objects
+from hdvpd.data.truth import Objects, read_objects
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex
 from hdvpd.evaluation.objects import particle_truth
 from hdvpd.world.base import World
@@ -79,7 +80,7 @@ def moving_windows(
         index = WindowIndex(dataset, split, length)
         for episode, start in (index[number] for number in range(len(index))):
             objects = read_objects(dataset, episode, start, length) if start in starts else None
-            if objects and objects.displacements(OBSERVED_FRAMES - 1).max() >= MOVED_M:
+            if objects and objects_move(objects, OBSERVED_FRAMES - 1, length):
                 yield episode, start, objects
 
 
@@ -169,12 +170,8 @@ def _row(
     name: str, entries: Sequence[Entry], values: Float[np.ndarray, "e c"], *, sign: bool = False
 ) -> Row:
     mean, half = student_interval(1e3 * values)
-    cells = [
-        plus_minus(
-            None if np.isnan(m) else m, None if np.isnan(h) else h, 2 if sign else 1, sign=sign
-        )
-        for m, h in zip(mean, half, strict=True)
-    ]
+    digits = 2 if sign else 1
+    cells = [plus_minus(m, h, digits, sign=sign) for m, h in zip(mean, half, strict=True)]
     counted = {"[mm]": name, "windows": len(entries), "episodes": len(values)}
     return counted | dict(zip(COLUMNS, cells, strict=True))
 

@@ -124,7 +124,7 @@ def summary(task: str, entries: Sequence[Entry], horizon: int) -> list[Row]:
         for name in PREDICTORS:
             scores = np.array([_scores(entry, name, steps - 1) for entry in entries])
             cells = {
-                key: plus_minus(_known(m), _known(c), 3)
+                key: plus_minus(m, c, 3)
                 for key, m, c in zip(_SCORES, *student_interval(scores), strict=True)
             }
             rows.append({"task": task, "steps": steps, "ranked by": name} | cells)
@@ -197,10 +197,6 @@ def _scores(entry: Entry, name: str, step: int) -> list[float]:
 
 def _statistic(result: object) -> float:
     return float(result.statistic)  # pyright: ignore[reportAttributeAccessIssue] - scipy's own
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _draw(entries: dict[str, list[Entry]], file: Path) -> None:

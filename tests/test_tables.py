@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 
-from hdvpd.basics.tables import Table, bold
+from hdvpd.basics.tables import Table, bold, plus_minus
 
 TABLE = Table(
     ("", "SSIM", "PSNR [dB]"),
@@ -66,3 +66,10 @@ def test_columns_without_room_follow_below_and_numbers_stay_whole(capsys):
 def test_an_empty_table_prints_its_title_and_head(capsys):
     Table(("name", "a column"), [], title="nothing").print()
     assert capsys.readouterr().out.split()[:4] == ["nothing", "name", "a", "column"]
+
+
+def test_what_is_not_known_is_left_out_of_a_mean_with_its_interval():
+    nan = float("nan")
+    assert plus_minus(1.25, 0.5, 1, sign=True) == "+1.2 ± 0.5"
+    assert plus_minus(1.25, None, 2) == plus_minus(1.25, nan, 2) == "1.25"
+    assert plus_minus(None, 0.5, 1) == plus_minus(nan, 0.5, 1) == "\u2013"

@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -115,11 +116,12 @@ def bold(text: str) -> str:
 def plus_minus(
     mean: float | None, half_width: float | None, digits: int, *, sign: bool = False
 ) -> str:
-    """Write a mean with half the width of its interval, as far as they exist."""
-    if mean is None:
+    """Write a mean with half the width of its interval, as far as they exist and are finite."""
+    if mean is None or not math.isfinite(mean):
         return _MISSING
     text = f"{mean:{'+' if sign else ''}.{digits}f}"
-    return text if half_width is None else f"{text} \u00b1 {half_width:.{digits}f}"
+    known = half_width is not None and math.isfinite(half_width)
+    return f"{text} \u00b1 {half_width:.{digits}f}" if known else text
 
 
 def _unmarked(text: str) -> tuple[str, bool]:

@@ -107,8 +107,8 @@ def unpack(file: Path, run_dir: Path) -> None:
     write(run_dir / _DIGEST_FILE, _digest(file), _REMEDY)
 
 
-def find_or_unpack(run: Path, runs_dir: Path = Path("runs")) -> Path:
-    """Find a run; the model that comes with hdvpd, `reference`, becomes one in `runs_dir`.
+def find_or_unpack(run: Path) -> Path:
+    """Find a run; the model that comes with hdvpd, `reference`, becomes one in `runs/`.
 
     Returns:
       The run's folder.
@@ -117,11 +117,11 @@ def find_or_unpack(run: Path, runs_dir: Path = Path("runs")) -> Path:
       UserError: there is no such run, or `reference` was unpacked from another model than the one
         that this hdvpd comes with.
     """
-    found = RunFolder.search(run, runs_dir)
+    found = RunFolder.search(run)
     if str(run) != REFERENCE or (found and (found.path / METRICS_FILE).is_file()):
-        return RunFolder.find(run, runs_dir).path
+        return RunFolder.find(run).path
     if found is None:
-        file, folder = shipped_model(), runs_dir / run
+        file, folder = shipped_model(), Path("runs") / run
         print(f"unpacking the trained model that comes with hdvpd into {folder}", flush=True)
         unpack(file, folder)
         return folder
