@@ -21,7 +21,7 @@ RADIUS_M = 0.05
 """Of a link about its kinematic points, to begin with."""
 # A point blocks what lies behind it; this far before it, half.
 _BEHIND_M = 0.02
-# Nothing is wholly dark: the logarithm below is finite.
+# Nothing is wholly dark.
 _MOST = 0.99
 
 
@@ -56,13 +56,18 @@ def light_blocked(
     positions, points = jnp.asarray(positions), jnp.asarray(points)
     way = lamp.position[None] - positions
     way /= safe_norm(way)[:, None]
-    # Axis by axis: sums over an axis of three are not vectorised.
-    apart = [points[..., k] - positions[:, k, None] for k in range(3)]
-    ahead = apart[0] * way[:, :1] + apart[1] * way[:, 1:2] + apart[2] * way[:, 2:]
+    # Axis by axis, with the places last: so that loops over them are vectorised.
+    points = jnp.moveaxis(points, -2, 0)
+    apart = [points[..., k] - positions[None, :, k] for k in range(3)]
+    ahead = apart[0] * way[None, :, 0] + apart[1] * way[None, :, 1] + apart[2] * way[None, :, 2]
     beside = jnp.maximum(apart[0] ** 2 + apart[1] ** 2 + apart[2] ** 2 - ahead**2, 0.0)
-    near = jnp.exp(-((beside * jnp.exp(-2 * lamp.log_radii)[None]) ** 2))
-    block = near * jax.nn.sigmoid(ahead / _BEHIND_M)
-    return 1.0 - jnp.exp(jnp.sum(jnp.log1p(-_MOST * block), axis=1))
+    near = jnp.exp(-((beside * jnp.exp(-2 * lamp.log_radii)[:, None]) ** 2))
+    kept = 1.0 - _MOST * near * jax.nn.sigmoid(ahead / _BEHIND_M)
+    # Half by half, whose derivative needs no logarithm.
+    while len(kept) > 1:
+        half = len(kept) // 2
+        kept = jnp.concatenate([kept[:half] * kept[half : 2 * half], kept[2 * half :]])
+    return 1.0 - kept[0]
 
 
 class Shadow(nnx.Module):
