@@ -146,7 +146,7 @@ def test_what_a_closed_hand_comes_to_goes_along_as_a_whole_before_anything_is_le
 
 
 def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
-    """Graph, surroundings, counterparts both ways, points of two slices, boxes at t.
+    """Graph, surroundings, counterparts both ways, points of two slices, boxes and hands at t.
 
     Beside the surroundings and the boxes of the last observed cloud, by which the robot is told.
     """
@@ -163,7 +163,7 @@ def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
         return rollout(step, previous, current, robot, jax.random.key(0))
 
     text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
-    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == 7 + 2
+    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree"') == 8 + 2
 
 
 def test_who_is_the_robot_is_said_once_in_a_rollout():

@@ -82,12 +82,36 @@ def test_what_is_off_its_support_goes_along_with_a_hand_that_does_not_open():
         np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("opening", "lifts"), [(CLOSES, True), (CLOSED, False)])
-def test_a_hand_lifts_what_it_closes_on_and_not_what_it_passes_upwards(opening, lifts):
-    step = np.asarray([0.0, 0.0, 0.02])
+@pytest.mark.parametrize("opening", [CLOSES, CLOSED])
+def test_a_closed_hand_lifts_what_is_between_its_fingers_however_long_it_takes(opening):
+    step = np.asarray([0.0, 0.0, 0.005])
     moved = predict(*lifted(0.002, step, opening))
-    np.testing.assert_allclose(moved[:SIZE], np.tile(lifts * step, (SIZE, 1)), atol=2e-3)
+    np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
     np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "apart_m", "aside_m", "above_m"),
+    [
+        ("one side", 0.0, 0.036, 0.0),
+        ("beside the middle", 0.06, 0.03, 0.0),
+        ("from above", 0.03, 0.0, 0.034),
+    ],
+)
+def test_a_closed_hand_does_not_lift_what_it_only_touches(name, apart_m, aside_m, above_m):
+    """The cube's half width is 2.5 cm, that of a finger one."""
+    now = np.asarray([aside_m, 0.0, 0.027 + above_m])
+    step = np.asarray([0.0, 0.0, 0.005])
+    current = cloud_of(cube([0.0, 0.0, 0.027]), table())
+    moved = predict(current, hand([now - step, now, now + step], CLOSES, apart_m))
+    np.testing.assert_allclose(moved[:, 2], 0, atol=1e-6, err_msg=name)
+    middle = now - [aside_m, 0, above_m]
+    there = predict(current, hand([middle - step, middle, middle + step], CLOSES, 0.06))
+    np.testing.assert_allclose(there[:SIZE, 2], 0.005, atol=1e-6)
+
+
+def test_an_open_hand_lifts_nothing():
+    assert not predict(*lifted(0.002, np.asarray([0.0, 0.0, 0.005]), OPEN)).any()
 
 
 def test_nothing_raises_the_support_however_like_it_is():

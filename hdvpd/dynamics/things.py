@@ -3,11 +3,12 @@
 Beyond the papers (`model.contact`): pure functions of observed places and the robot's plan. A thing
 (`segments.py`) moves as one, by as much as it must so that a closed hand does not come into it;
 what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does.
-A hand that closes lifts what it touches; what is off its support and near a hand is held, and falls
-when the hand opens. Lengths are metres.
+A closed hand lifts what it touches and has on two sides of its middle; what is off its support and
+near a hand is held, and falls when the hand opens. Lengths are metres.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from hdvpd.dynamics.carrying import held_along
 from hdvpd.dynamics.segments import Segments, segments, up_axis
 from hdvpd.dynamics.surroundings import Surroundings
 from hdvpd.dynamics.unseen import Unseen, unseen_of_things
-from hdvpd.kernels.neighbors import Backend
+from hdvpd.kernels.neighbors import Backend, knn
 
 # In touch is what is nearer to the body than this and a share of the distance between particles:
 # the face that is pushed is hidden by the hand, and the nearest particle is beside it.
@@ -31,8 +32,11 @@ _LEAVES_M = 0.003
 # What is nearer to the hand than this, and so far off its support, is in it.
 _IN_HAND_M = 0.02
 _OFF_M = 0.02
-# A hand that closes by this share of its opening within the two last steps grasps.
-_CLOSING = 0.05
+# A hand grasps if the line between two of its points passes the middle of a thing by less than this
+# share of the thing's radius: one that closes beside the middle presses a round thing out.
+_GRASP_SHARE = 0.8
+# Points nearest to the middle, of whose pairs one has to do so.
+_GRASP_POINTS = 8
 # What is lower than this is the support's: a thing's lower edge takes some of it along, but nothing
 # raises it.
 _SUPPORT_M = 0.0015
@@ -109,9 +113,11 @@ def moved_things(
     moved_m = share[:, None] * carried_m[origin]
     if up != "none":
         axis = up_axis(up)
-        moved_m = _grasped(moved_m, openings, axis)
+        top = _tops(cloud, found, axis)
+        lift_m = jnp.maximum(moved_m @ axis, 0.0) * (1.0 - _grasped(top, robot, axis, backend))
+        moved_m -= lift_m[:, None] * axis[None]
         # What the body has passed by the end of the step was in touch, too.
-        moved_m = _turned(moved_m, cloud, found, coming.entered < 1.0, axis, unseen)
+        moved_m = _turned(moved_m, top, found, coming.entered < 1.0, axis, unseen)
         near = found.min(coming.now_m) < _IN_HAND_M
         moved_m = _held(moved_m, carried_m, near, openings, found, axis)
     return Things(
@@ -135,14 +141,70 @@ def _pushed(coming: Approach, found: Segments) -> tuple[Float[JaxArray, "n"], Ar
     return jnp.where(found.inside, found.max(needed), 0.0), origin
 
 
+@pytree
+class _Tops:
+    """The tops of particles' things, which are seen whole.
+
+    Attributes:
+      middle: mean place [m].
+      arm: from there to the particle, horizontally [m].
+      gyration2: mean square of the top's arms [m^2].
+      height: of the highest particle, along the axis that points up [m].
+    """
+
+    middle: Float[JaxArray, "n 3"]
+    arm: Float[JaxArray, "n 3"]
+    gyration2: Float[JaxArray, "n"]
+    height: Float[JaxArray, "n"]
+
+
+def _tops(cloud: ParticleCloud, found: Segments, axis: Float[np.ndarray, "3"]) -> _Tops:
+    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
+    heights = places @ axis
+    highest = found.max(heights)
+    top = (found.inside & (heights > highest - _TOP_M)).astype(jnp.float32)
+    middle = found.mean(places, top)
+    arm = _flat(places - middle, axis)
+    return _Tops(middle, arm, found.mean(jnp.sum(arm**2, axis=-1), top), highest)
+
+
+def _flat(x: Float[Array, "*batch 3"], axis: Float[np.ndarray, "3"]) -> Float[JaxArray, "*batch 3"]:
+    """Return the horizontal part."""
+    x = jnp.asarray(x)
+    return x - jnp.multiply.outer(x @ axis, axis)
+
+
 def _grasped(
-    moved_m: Float[Array, "n 3"], openings: Float[Array, "3 n"], axis: Float[np.ndarray, "3"]
-) -> Float[JaxArray, "n 3"]:
-    """Leave on its support what is in touch with a hand that does not close: it is only pushed."""
-    openings, moved_m = jnp.asarray(openings), jnp.asarray(moved_m)
-    grasps = closed(openings[2]) * (openings[0] - openings[2] > _CLOSING)
-    lift_m = (1 - grasps) * jnp.maximum(moved_m @ axis, 0.0)
-    return moved_m - lift_m[:, None] * axis[None]
+    top: _Tops, robot: RobotPoints, axis: Float[np.ndarray, "3"], backend: Backend
+) -> Float[JaxArray, "n"]:
+    """Say which particles' things a closed hand has on two sides of their middle, from 0 to 1.
+
+    So a thing that is pushed, or touched beside its middle, stays on its support.
+    """
+    points = jnp.asarray(robot.positions)[1]
+    count = min(_GRASP_POINTS, points.shape[0])
+    # Axis by axis, with the particles last: sums over an axis of three are not vectorised.
+    near = jnp.asarray(knn(top.middle, points, count, backend=backend).indices).T
+    able = closed(jnp.asarray(robot.gripper)[2])[near] * ((points @ axis)[near] < top.height[None])
+    level, places = _flat(points, axis).T, _flat(top.middle, axis).T
+    one, other = np.triu_indices(count, 1)
+    starts, ways = [], []
+    for mine, its in zip(level, places, strict=True):
+        offsets = mine[near] - its[None]
+        starts.append(offsets[one])
+        ways.append(offsets[other] - offsets[one])
+    length2 = jnp.maximum(_dot(ways, ways), _SMALLEST_M**2)
+    along = jnp.clip(-_dot(starts, ways) / length2, 0.0, 1.0)
+    passes = [start + along * way for start, way in zip(starts, ways, strict=True)]
+    # A disc of radius r has a radius of gyration of r / sqrt(2).
+    holds = _dot(passes, passes) < 2.0 * _GRASP_SHARE**2 * top.gyration2[None]
+    return jnp.max(holds * able[one] * able[other], axis=0, initial=0.0)
+
+
+def _dot(
+    x: Sequence[Float[Array, "*batch"]], y: Sequence[Float[Array, "*batch"]]
+) -> Float[JaxArray, "*batch"]:
+    return sum((jnp.multiply(a, b) for a, b in zip(x, y, strict=True)), jnp.zeros(()))
 
 
 def _held(
@@ -169,7 +231,7 @@ def _held(
 
 def _turned(
     moved_m: Float[Array, "n 3"],
-    cloud: ParticleCloud,
+    top: _Tops,
     found: Segments,
     contact: Bool[Array, "n"],
     axis: Float[np.ndarray, "3"],
@@ -183,16 +245,10 @@ def _turned(
     turns the thing by w = -y v / (c^2 + x^2 + y^2). Contact along a face is at the place of it that
     is nearest to the line of push through the middle.
     """
-    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
-    heights = places @ axis
-    flat = places - heights[:, None] * axis[None]
-    top = (found.inside & (heights > found.max(heights) - _TOP_M)).astype(jnp.float32)
-    arm = flat - found.mean(flat, top)
-    gyration2 = found.mean(jnp.sum(arm**2, axis=-1), top)
+    arm, gyration2 = top.arm, top.gyration2
     radius2 = _TURNS * gyration2
     if unseen is not None:
-        beside = unseen.middle - (unseen.middle @ axis)[:, None] * axis[None]
-        arm -= jnp.sqrt(gyration2)[:, None] * beside
+        arm -= jnp.sqrt(gyration2)[:, None] * _flat(unseen.middle, axis)
         radius2 *= jnp.exp(unseen.turning)
     radius2 = jnp.maximum(radius2, _SMALLEST_M**2)
     raised = (moved_m @ axis)[:, None] * axis[None]
