@@ -118,8 +118,7 @@ def moved_things(
         moved_m -= lift_m[:, None] * axis[None]
         # What the body has passed by the end of the step was in touch, too.
         moved_m = _turned(moved_m, top, found, coming.entered < 1.0, axis, unseen)
-        near = found.min(coming.now_m) < _IN_HAND_M
-        moved_m = _held(moved_m, carried_m, near, openings, found, axis)
+        moved_m = _held(moved_m, carried_m, coming.now_m, openings, found, axis)
     return Things(
         displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
         share=jnp.where(found.inside, share, 0.0),
@@ -210,17 +209,23 @@ def _dot(
 def _held(
     moved_m: Float[Array, "n 3"],
     carried_m: Float[Array, "n 3"],
-    near: Bool[Array, "n"],
+    away_m: Float[Array, "n"],
     openings: Float[Array, "3 n"],
     found: Segments,
     axis: Float[np.ndarray, "3"],
 ) -> Float[JaxArray, "n 3"]:
     """Take along what is off its support in a hand; let it fall when the hand opens.
 
-    In an open hand nothing hangs but what is the hand's own and was not told to be.
+    In an open hand nothing hangs but what is the hand's own, wholly near it, and was not told to
+    be: of a thing between open fingers the lower part is hidden.
     """
     on_support = found.height_m < _SUPPORT_M
-    lowest_m = found.min(jnp.where(found.inside & ~on_support, found.height_m, jnp.inf))
+    off = found.inside & ~on_support
+    lowest_m = found.min(jnp.where(off, found.height_m, jnp.inf))
+    nearest_m, farthest_m = found.min(away_m), found.max(jnp.where(off, away_m, -jnp.inf))
+    # What a hand holds keeps it from closing: about as open as a hand that is called open.
+    holds = jnp.minimum(openings[1], openings[2]) < _OPEN + 2 * _OPEN_WIDTH
+    near = jnp.where(holds, nearest_m, farthest_m) < _IN_HAND_M
     in_hand = near & (lowest_m > _OFF_M) & (lowest_m < jnp.inf)
     let_go = (closed(openings[1]) * (1 - closed(openings[2])))[:, None]
     fall_m = -jnp.where(in_hand, lowest_m, 0.0)[:, None] * axis[None]
