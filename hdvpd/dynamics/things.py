@@ -256,8 +256,8 @@ def _turned(
         arm -= jnp.sqrt(gyration2)[:, None] * _flat(unseen.middle, axis)
         radius2 *= jnp.exp(unseen.turning)
     radius2 = jnp.maximum(radius2, _SMALLEST_M**2)
-    raised = (moved_m @ axis)[:, None] * axis[None]
-    push = moved_m - raised
+    push = _flat(moved_m, axis)
+    raised = moved_m - push
     way_m = safe_norm(push)
     ahead = push / jnp.maximum(way_m, 1e-6)[:, None]
     aside = jnp.cross(jnp.broadcast_to(axis, ahead.shape), ahead)
