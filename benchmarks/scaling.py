@@ -4,10 +4,12 @@ The paper's model on a wavy square metre of particles in Z order, as the encoder
 search, plan (search and walks), GRF attention, global attention, MLP, local layer, a whole rollout
 step, and rendering of 1,536 rays. Each size runs in a process of its own (peak memory cannot be
 taken back), once to compile; times are the best of two. Memory is what the whole step adds to the
-process. Exponents are fitted over all sizes and over those from 32,768 particles on. `--blocks`
-compares the blocks of rows of `hdvpd.basics.layers.by_rows` with all rows at once.
+process. Freed memory goes back to the system, as in any Python process; `--keep` keeps it, as
+training does: faster, and up to twice the memory, which a million particles may not have.
+Exponents are fitted over all sizes and over those from 32,768 particles on. `--blocks` compares
+the blocks of rows of `hdvpd.basics.layers.by_rows` with all rows at once.
 
-Run: python benchmarks/scaling.py [--sizes 4096 ... 1048576] [--blocks]
+Run: python benchmarks/scaling.py [--sizes 4096 ... 1048576] [--keep] [--blocks]
 """
 
 # Shapes and tuples of arrays are unpacked, whose lengths pyright does not know.
@@ -125,10 +127,12 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--blocks", action="store_true", help="with and without blocks of rows")
+    parser.add_argument("--keep", action="store_true", help="keep freed memory")
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    keep_freed_memory()
+    if arguments.keep:
+        keep_freed_memory()
     if arguments.one:
         if arguments.whole:
             hdvpd.basics.layers.ROWS_AT_ONCE = sys.maxsize
@@ -136,7 +140,7 @@ def main() -> None:
         return
     written = {}
     for form in ("blocks", "whole")[: 1 + arguments.blocks]:
-        flags = ("--whole",) if form == "whole" else ()
+        flags = ("--keep",) * arguments.keep + ("--whole",) * (form == "whole")
         print(f"{form}\nparticles " + "".join(f"{x:>17s}" for x in (*PARTS, "KiB per particle")))
         rows = []
         for size in arguments.sizes:

@@ -14,7 +14,7 @@ PROGRAM = """
 import sys
 import jax, numpy as np
 from hdvpd.kernels.host import host_call
-from hdvpd.kernels.kept_programs import keep_programs
+from hdvpd.kernels.kept_programs import keep_programs, kept_beside
 
 folder = keep_programs()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -30,7 +30,7 @@ def program(x):
     return host_call(kernel, [jax.ShapeDtypeStruct(x.shape, x.dtype)], x + 1)[0]
 
 result = jax.jit(program)(np.arange(3, dtype=np.float32))
-print(*map(int, result), len(hits), folder)
+print(*map(int, result), len(hits), folder, kept_beside("taught"))
 """
 
 
@@ -65,7 +65,9 @@ def entries(folder):
 def test_a_second_process_compiles_nothing_and_calls_the_kernel_as_it_is_now(filled):
     folder, first = filled
     assert first[:4] == ["2", "4", "6", "0"]
-    assert Path(first[4]).parent == folder / "hdvpd" / "programs"
+    machine = Path(first[4]).name
+    places = [folder / "hdvpd" / name / machine for name in ("programs", "taught")]
+    assert [*map(Path, first[4:])] == places
     assert entries(folder)
     second = run(folder)
     assert second[:3] == ["2", "4", "6"]
@@ -88,16 +90,16 @@ def test_damaged_and_torn_entries_are_compiled_again_without_a_word(filled):
 
 def test_the_user_turns_it_off_or_chooses_the_folder(tmp_path):
     off = run(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")
-    assert off == ["2", "4", "6", "0", "None"]
+    assert off == ["2", "4", "6", "0", "None", "None"]
     assert not list(tmp_path.iterdir())
     own = tmp_path / "own"
-    assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own))[4] == "None"
+    assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own))[4:] == ["None", "None"]
     assert list(own.glob("jit_program*"))
 
 
 def test_a_folder_that_cannot_be_made_does_not_stop_a_run(tmp_path):
     (tmp_path / "hdvpd").write_text("a file")
-    assert run(tmp_path) == ["2", "4", "6", "0", "None"]
+    assert run(tmp_path) == ["2", "4", "6", "0", "None", "None"]
 
 
 def test_tests_do_not_write_into_the_users_cache():

@@ -64,6 +64,22 @@ def keep_programs() -> Path | None:
     return folder
 
 
+def kept_beside(name: str) -> Path | None:
+    """Return a folder for other things to keep, as long as programs are kept in the user's cache.
+
+    Args:
+      name: of the things; what is below it is of this machine alone.
+
+    Returns:
+      A folder that may not exist yet; None before `keep_programs`, and wherever that keeps none.
+    """
+    used = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if not used or not jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    own = cache_folder() / "programs"
+    return own.parent / name / Path(used).name if Path(used).parent == own else None
+
+
 def _machine() -> str:
     """Name the machine by what decides which code runs on it."""
     flags = ""

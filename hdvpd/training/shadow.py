@@ -28,8 +28,8 @@ _CHANGED = 0.15
 """Change of the logarithm of brightness that is more than noise."""
 _FAR_M = 3.0
 """Distance at which lamps are tried in all directions."""
-_DIRECTIONS = 200
-_STEPS, _BATCH, _RATE = 400, 4096, 2e-2
+_DIRECTIONS, _TRIED_ON = 200, 512
+_STEPS, _BATCH, _RATE = 400, 2048, 2e-2
 """Of Adam; its rate falls to 0 by a cosine."""
 _EXPLAINED = 0.1
 """Share of the changes below which there is no shadow to speak of."""
@@ -146,12 +146,12 @@ def fit(lamp: Lamp, changes: Changes, key: PRNGKey) -> tuple[Lamp, Float[JaxArra
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, _STEPS))
     changes = jax.tree.map(jnp.asarray, changes)
 
-    def drawn(key: PRNGKey) -> Changes:
-        chosen = jax.random.randint(key, (_BATCH,), 0, len(changes.positions))
+    def drawn(key: PRNGKey, count: int) -> Changes:
+        chosen = jax.random.randint(key, (count,), 0, len(changes.positions))
         each = changes.positions[chosen], changes.brighter[chosen], changes.pair[chosen]
         return Changes(*each, changes.points)
 
-    some = drawn(key)
+    some = drawn(key, _TRIED_ON)
 
     def tried(way: Float[Array, "3"]) -> tuple[Lamp, Float[JaxArray, ""]]:
         position = some.positions.mean(axis=0) + _FAR_M * way
@@ -163,7 +163,9 @@ def fit(lamp: Lamp, changes: Changes, key: PRNGKey) -> tuple[Lamp, Float[JaxArra
 
     def step(carry: tuple[Any, Any], key: PRNGKey) -> tuple[tuple[Any, Any], None]:
         lamp, opt_state = carry
-        updates, opt_state = optimizer.update(jax.grad(_unexplained)(lamp, drawn(key)), opt_state)
+        updates, opt_state = optimizer.update(
+            jax.grad(_unexplained)(lamp, drawn(key, _BATCH)), opt_state
+        )
         return (optax.apply_updates(lamp, updates), opt_state), None
 
     lamps, unexplained = jax.lax.map(tried, _directions())

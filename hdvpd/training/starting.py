@@ -1,7 +1,5 @@
 """Where a training begins: at its first step, or at the last sound checkpoint of its run."""
 
-import dataclasses
-
 import jax
 from flax import nnx
 
@@ -9,14 +7,12 @@ from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.training.checkpoint_folder import Progress
 from hdvpd.training.checkpoints import CheckpointStore, require_disk_space
-from hdvpd.training.identity import learn_identity
 from hdvpd.training.parallel import Layout
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
-from hdvpd.training.shadow import learn_shadow
-from hdvpd.training.step import TrainState, create_train_state, merge_model
-from hdvpd.training.tracking import learn_tracking
+from hdvpd.training.step import TrainState, create_train_state
+from hdvpd.training.teaching import taught
 
 _NEW = -1
 
@@ -77,17 +73,6 @@ def start_or_restore(
             if later > chosen:
                 store.set_aside(later)
     return restored
-
-
-def taught(
-    config: Config, graphdef: nnx.GraphDef, state: TrainState, dataset: Dataset
-) -> TrainState:
-    """Return the state of a model that has learned what recordings teach without a rollout."""
-    model = merge_model(graphdef, state.params)
-    learn_tracking(model, config, dataset)
-    learn_identity(model, config, dataset)
-    learn_shadow(model, config, dataset)
-    return dataclasses.replace(state, params=nnx.to_pure_dict(nnx.state(model)))
 
 
 def find_start(store: CheckpointStore, step: int | None) -> int:
