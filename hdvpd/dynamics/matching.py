@@ -7,7 +7,7 @@ see an object that moves in a handful of pixels, while every particle has a meas
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.types import Array, Bool, Float, Int
+from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
 
 _COLOR_M = 0.2
 """Distance that a difference of 1 in a colour counts as, when counterparts are chosen [m]."""
@@ -51,8 +51,15 @@ def match_distance(
     possible = jnp.asarray(predicted_mask)[:, None] & jnp.asarray(measured_mask)[None]
     squared = jnp.where(possible, squared, jnp.inf)
     return _mean_distance(
-        predicted_m, measured_m, jnp.argmin(squared, axis=1), possible.any(axis=1)
-    ) + _mean_distance(measured_m, predicted_m, jnp.argmin(squared, axis=0), possible.any(axis=0))
+        predicted_m, measured_m, _first_least(squared, 1), possible.any(axis=1)
+    ) + _mean_distance(measured_m, predicted_m, _first_least(squared, 0), possible.any(axis=0))
+
+
+def _first_least(values: Float[Array, "n m"], axis: int) -> Int[JaxArray, "k"]:
+    """Return `jnp.argmin`, by two plain reductions: XLA's code for CPUs does not vectorise it."""
+    least = values == jnp.min(values, axis=axis, keepdims=True)
+    place = jax.lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    return jnp.min(jnp.where(least, place, values.shape[axis]), axis=axis)
 
 
 def _mean_distance(

@@ -1,8 +1,6 @@
 """Several programs compiled at once."""
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from jax.stages import Compiled, Lowered
@@ -19,21 +17,6 @@ def compile_together(lower: Iterable[Lower]) -> list[Compiled]:
     Args:
       lower: traces each program, largest first; called one after another, in this thread.
     """
-    with _garbage_kept(), ThreadPoolExecutor(thread_name_prefix="hdvpd-compile") as pool:
+    with ThreadPoolExecutor(thread_name_prefix="hdvpd-compile") as pool:
         compiling = [pool.submit(trace().compile) for trace in lower]
         return [program.result() for program in compiling]
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Look for no garbage: tracing makes many small objects that live, and hardly any that does.
-
-    Looking through them again and again was a fifth of its time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
