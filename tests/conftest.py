@@ -9,8 +9,9 @@ arrays are one jitted program, shapes are few, an evaluation is small and draws 
 what a command says is asked of `main` unless a process of its own is the point. Repetitions of one
 property beyond a few belong to `--long`.
 
-Twelve minutes on two cores are wanted. At commit 52bb37e 3,131 tests took 12 min 59 s alone on two
-faster ones (all of `.ci/run` 15:30, 26.5 minutes of processor time); earlier ones took 18 to 20.
+Twelve minutes on two cores are wanted. At commit 278d3d3 3,224 tests took 9 min 33 s alone on two
+idle ones (all of `.ci/run` 11:38, 19.8 minutes of processor time), at 3e55db0, 14 tests less, on
+two slower ones 12 min 22 s; earlier ones took 18 to 20.
 At commit b88b0e7 the suite of 3,126 tests took 37.0 of processor time (`time`, user and system of
 all processes, a fresh checkout, three processes on a core that others used too), at c232392 the
 tests of it 30.2 (3,094 passed, `make test`'s own list, starts and collecting not counted, other
