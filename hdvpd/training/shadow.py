@@ -29,6 +29,7 @@ _CHANGED = 0.15
 _FAR_M = 3.0
 """Distance at which lamps are tried in all directions."""
 _DIRECTIONS, _TRIED_ON = 200, 512
+"""So many directions, each on so many pixels: enough to begin with the best of them."""
 _STEPS, _BATCH, _RATE = 400, 2048, 2e-2
 """Of Adam; its rate falls to 0 by a cosine."""
 _EXPLAINED = 0.1

@@ -62,18 +62,23 @@ def taught(
     learn_identity(model, config, dataset)
     learn_shadow(model, config, dataset)
     params = nnx.to_pure_dict(nnx.state(model))
-    if file is not None:
-        _write(file, _learned(state.params, params))
+    learned = {} if file is None else _learned(state.params, params)
+    if file is not None and learned:
+        _write(file, learned)
     return dataclasses.replace(state, params=params)
 
 
 def _kept_file(config: Config, dataset: Dataset) -> Path | None:
-    """Name the file after all that decides what is learned; None where nothing is kept."""
+    """Name the file after all that decides what is learned; None where nothing is kept.
+
+    When data were written is not in their identity, and of remote ones it is not known.
+    """
     folder = kept_beside("taught")
-    if folder is None:
+    written = [Path(path) / "dataset.json" for path in config.data.paths]
+    if folder is None or not all(file.is_file() for file in written):
         return None
     described = {
-        "data": [dataset.identity(), *map(_changed_ns, config.data.paths)],
+        "data": [dataset.identity(), *(file.stat().st_mtime_ns for file in written)],
         "settings": {k: v for k, v in flatten(config).items() if k.startswith(_DECIDES)},
         "versions": library_versions(),
     }
@@ -82,12 +87,6 @@ def _kept_file(config: Config, dataset: Dataset) -> Path | None:
         if source.suffix in (".py", ".cpp", ".h"):
             digest.update(source.read_bytes())
     return folder / f"{digest.hexdigest()[:32]}.npz"
-
-
-def _changed_ns(path: str) -> int:
-    """Say when a data set was written, which its identity does not; 0 for one elsewhere."""
-    file = Path(path) / "dataset.json"
-    return file.stat().st_mtime_ns if file.is_file() else 0
 
 
 def _learned(before: Any, after: Any) -> dict[str, np.ndarray]:
