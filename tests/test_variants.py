@@ -3,8 +3,8 @@
 import pytest
 
 from hdvpd.basics.errors import UserError
-from hdvpd.commands.compare_runs import plan_runs
-from hdvpd.config.variants import list_variants
+from hdvpd.commands.compare_runs import plan_runs, variants_of
+from hdvpd.config.variants import list_changes, list_variants
 
 
 def test_every_combination_comes_once():
@@ -46,16 +46,50 @@ def test_what_cannot_be_varied_is_named(varied):
 
 
 def test_runs_of_every_variant_and_seed(debug_config, tmp_path):
-    runs = plan_runs(debug_config, [], 2, tmp_path, ["train.clip-norm=0.01,0.1"])
+    runs = plan_runs(debug_config, [], 2, tmp_path, list_variants(["train.clip-norm=0.01,0.1"]))
     assert [run.name for run in runs] == [
         "clip_norm=0.01-0", "clip_norm=0.1-0", "clip_norm=0.01-1", "clip_norm=0.1-1",
     ]  # fmt: skip
     assert [run.config.train.clip_norm for run in runs] == [0.01, 0.1, 0.01, 0.1]
     assert [run.config.train.seed for run in runs] == [0, 0, 1, 1]
     assert all(run.config.model == debug_config.model for run in runs)
-    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, ["eval.seed=3,4"])
+    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, list_variants(["eval.seed=3,4"]))
     assert [run.member for run in runs] == [
         "grf,seed=3", "grf,seed=4", "none,seed=3", "none,seed=4",
     ]  # fmt: skip
     with pytest.raises(UserError, match=r"train\.clip_nrm = 1; the nearest"):
-        plan_runs(debug_config, [], 1, tmp_path, ["train.clip-nrm=1,2"])
+        plan_runs(debug_config, [], 1, tmp_path, list_variants(["train.clip-nrm=1,2"]))
+
+
+def test_changes_stand_alone_beside_the_experiment_as_it_is(debug_config, tmp_path):
+    changes = list_changes(["train.clip-norm=0.1,1", "model.even=false"])
+    assert [(change.label, change.tables) for change in changes] == [
+        ("base", {}),
+        ("clip_norm=0.1", {"train": {"clip_norm": 0.1}}),
+        ("clip_norm=1", {"train": {"clip_norm": 1}}),
+        ("even=false", {"model": {"even": False}}),
+    ]
+    base, *changed = plan_runs(debug_config, [], 1, tmp_path, changes)
+    assert (base.name, base.config) == ("base-0", debug_config)
+    assert [run.config.train.clip_norm for run in changed] == [0.1, 1.0, 0.01]
+    runs = plan_runs(debug_config, ["grf", "none"], 1, tmp_path, changes[:2])
+    assert [run.member for run in runs] == [
+        "grf,base", "grf,clip_norm=0.1", "none,base", "none,clip_norm=0.1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ablated",
+    [["train.clip_norm"], ["=1"], ["train.horizon=1,1"], ["train.horizon=1", "train.horizon=2"],
+     ["train.seed=1"]],
+)  # fmt: skip
+def test_what_is_no_change_is_named(ablated):
+    with pytest.raises(UserError, match="--ablate"):
+        list_changes(ablated)
+
+
+def test_combinations_and_single_changes_do_not_mix():
+    assert variants_of([], ["model.even=false"]) == list_changes(["model.even=false"])
+    assert variants_of(["model.even=false,true"], []) == list_variants(["model.even=false,true"])
+    with pytest.raises(UserError, match="one of them"):
+        variants_of(["model.even=false,true"], ["model.carry=false"])

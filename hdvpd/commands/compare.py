@@ -29,10 +29,13 @@ class Compare(AbstractCommand):
     """Experiment that all members share: name or path of a TOML file."""
     members: Annotated[Names, optional("NAMES")] = ()
     """Members, separated by commas: those of `configs/members`, or paths of such files. By default
-    grf,grf_sampled,mp,none,graph_network; with --vary the experiment's own."""
+    grf,grf_sampled,mp,none,graph_network; with --vary or --ablate the experiment's own."""
     vary: Annotated[tuple[str, ...], optional("KEY=VALUE,VALUE")] = ()
     """Values of the configuration to compare, in every combination:
     --vary train.clip-norm=0.01,0.1 model.carry=true,false."""
+    ablate: Annotated[tuple[str, ...], optional("KEY=VALUE")] = ()
+    """Changes of the configuration, each compared alone with the experiment as it is:
+    --ablate train.clip-norm=0.1 model.even=false."""
     seeds: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
     """Runs per member and combination."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/compare")
@@ -46,8 +49,9 @@ class Compare(AbstractCommand):
         compare_runs.main(
             self.experiment,
             out=self.out,
-            members=self.members or (() if self.vary else MEMBERS),
+            members=self.members or (() if self.vary or self.ablate else MEMBERS),
             vary=self.vary,
+            ablate=self.ablate,
             num_seeds=self.seeds,
             overrides=self.config,
         )

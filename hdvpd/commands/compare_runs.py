@@ -31,7 +31,7 @@ from hdvpd.config import Config
 from hdvpd.config.experiments import apply_overrides, load_config
 from hdvpd.config.members import member_names, with_member
 from hdvpd.config.reading import Tables
-from hdvpd.config.variants import Variant, list_variants
+from hdvpd.config.variants import Variant, list_changes, list_variants
 from hdvpd.data.mixture import open_dataset
 from hdvpd.evaluation.comparison import (
     ComparedRun,
@@ -59,6 +59,7 @@ from hdvpd.training.step import TrainStep, make_train_step
 Program = TypeVar("Program")
 Result = TypeVar("Result")
 
+UNVARIED = (Variant("", {}),)
 _LOOK_AGAIN_S = 5.0
 _REMEDY = (
     "What is finished is kept. Free some space or permit writing there, then give the same command "
@@ -92,6 +93,7 @@ def main(
     out: Path,
     members: Sequence[str],
     vary: Sequence[str] = (),
+    ablate: Sequence[str] = (),
     num_seeds: int = 3,
     overrides: Tables | None = None,
 ) -> None:
@@ -105,7 +107,7 @@ def main(
     """
     keep_freed_memory()
     config = load_config(experiment, overrides)
-    runs = plan_runs(config, members, num_seeds, out / "runs", vary)
+    runs = plan_runs(config, members, num_seeds, out / "runs", variants_of(vary, ablate))
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))
@@ -118,12 +120,25 @@ def main(
         print(f"{label:8} {out / name}", flush=True)
 
 
+def variants_of(vary: Sequence[str], ablate: Sequence[str]) -> list[Variant]:
+    """List the variants that the flags of `hdvpd compare` ask for.
+
+    Raises:
+      UserError: they ask for every combination and for one change at a time.
+    """
+    if vary and ablate:
+        raise UserError(
+            "--vary compares every combination, --ablate one change at a time: give one of them."
+        )
+    return list_changes(ablate) if ablate else list_variants(vary)
+
+
 def plan_runs(
     config: Config,
     members: Sequence[str],
     num_seeds: int,
     folder: Path,
-    vary: Sequence[str] = (),
+    variants: Sequence[Variant] = UNVARIED,
 ) -> list[PlannedRun]:
     """List all runs, in the order in which they are trained.
 
@@ -133,7 +148,7 @@ def plan_runs(
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds}: use a positive number; intervals need 2 or more.")
     names = [Path(member).stem for member in members]
-    if len(set(names)) < len(names) or not (members or vary):
+    if len(set(names)) < len(names) or not (members or len(variants) > 1):
         raise UserError(
             f"--members {','.join(members)}: name members once each, out of "
             f"{', '.join(member_names())}, or files of other names."
@@ -141,7 +156,7 @@ def plan_runs(
     configs = {
         ",".join(filter(None, (name, variant.label))): varied_config(config, member, variant)
         for name, member in zip(names or [""], members or [""], strict=True)
-        for variant in list_variants(vary)
+        for variant in variants
     }
     first = config.train.seed
     return [

@@ -1,8 +1,8 @@
-"""Variants of an experiment: every combination of some values of some keys."""
+"""Variants of an experiment: every combination of some values, or one change at a time."""
 
 import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,28 +35,58 @@ def list_variants(varied: Sequence[str]) -> list[Variant]:
     Raises:
       UserError: a text names no key or fewer than two values, or a key or a value comes twice.
     """
-    keys, values = [], []
-    for text in varied:
+    given = _read("--vary", varied, least=2)
+    keys = list(given)
+    return [_variant(keys, _shown(keys), chosen) for chosen in itertools.product(*given.values())]
+
+
+def list_changes(ablated: Sequence[str]) -> list[Variant]:
+    """List an experiment as it is, called `base`, and what each value alone makes of it.
+
+    Args:
+      ablated: such as "train.clip-norm=0.1"; several values of a key are several changes.
+
+    Raises:
+      UserError: a text names no key or value, or a key or a value comes twice.
+    """
+    given = _read("--ablate", ablated, least=1)
+    shown = _shown(list(given))
+    changes = [
+        _variant([key], [name], [value])
+        for (key, values), name in zip(given.items(), shown, strict=True)
+        for value in values
+    ]
+    return [Variant("base", {}), *changes]
+
+
+def _read(flag: str, texts: Sequence[str], least: int) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    number = "a value" if least == 1 else "two or more different values"
+    for text in texts:
         key, equals, given = text.partition("=")
-        found = _values(given)
+        values = _values(given)
         key = key.removeprefix("--").replace("-", "_")
-        if not (equals and key) or len(found) < 2 or len(set(map(_label, found))) < len(found):
+        if not (equals and key) or len(values) < least or _repeat(map(_label, values)):
             raise UserError(
-                f"--vary {text}: give a key of the configuration and two or more different values, "
-                "for example train.clip-norm=0.01,0.1; lists in brackets: "
-                "train.learning-rates=[0.003],[0.001]."
+                f"{flag} {text}: give a key of the configuration and {number}, for example "
+                "train.clip-norm=0.01,0.1; lists in brackets: train.learning-rates=[0.003],[0.001]."
             )
         if key == "train.seed":
-            raise UserError(f"--vary {text}: every variant is trained from several seeds; --seeds.")
-        keys.append(key)
-        values.append(found)
-    if len(set(keys)) < len(keys):
-        raise UserError(
-            f"--vary names {', '.join(keys)}: name every key once, with all its values."
-        )
+            raise UserError(f"{flag} {text}: every variant is trained from several seeds; --seeds.")
+        if key in found:
+            raise UserError(f"{flag} names {key} twice: name every key once, with all its values.")
+        found[key] = values
+    return found
+
+
+def _repeat(labels: Iterable[str]) -> bool:
+    seen = list(labels)
+    return len(set(seen)) < len(seen)
+
+
+def _shown(keys: Sequence[str]) -> Sequence[str]:
     names = [key.rpartition(".")[2] for key in keys]
-    shown = names if len(set(names)) == len(names) else keys
-    return [_variant(keys, shown, chosen) for chosen in itertools.product(*values)]
+    return keys if _repeat(names) else names
 
 
 def _variant(keys: Sequence[str], shown: Sequence[str], values: Sequence[Any]) -> Variant:
