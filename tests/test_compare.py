@@ -20,10 +20,10 @@ from flax import nnx
 from hdvpd.__main__ import main as command
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.files import locked
-from hdvpd.basics.layers import Keys
+from hdvpd.basics.layers import Keys, count_parameters
 from hdvpd.basics.types import Rendering
 from hdvpd.commands import compare_runs
-from hdvpd.commands.compare_runs import PlannedRun, plan_runs
+from hdvpd.commands.planned_runs import PlannedRun, plan_runs, with_seed
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import load_config, to_toml
 from hdvpd.config.members import member_names, with_member
@@ -169,6 +169,24 @@ def test_the_same_command_repeats_nothing(out, experiment, monkeypatch, capsys):
     assert str(out / "ssim.png") in printed
 
 
+def test_what_was_scored_needs_no_checkpoint(out, experiment, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(out, tmp_path / "copy")
+    for run in (copy / "runs").iterdir():
+        shutil.rmtree(run / "checkpoints")
+    for name in RESULTS:
+        (copy / name).unlink()
+    assert compare_members(experiment, copy) == 0
+    for name in RESULTS:
+        assert (copy / name).read_bytes() == (out / name).read_bytes()
+    monkeypatch.setattr("hdvpd.training.train.main", None)  # nothing is trained anew in silence
+    message = failing(
+        capsys, *("compare", experiment, "--members", "none", "--seeds", 2, "--out", copy),
+        *("--eval.moving-threshold", 0.2),
+    )  # fmt: skip
+    assert "none-0 was scored on other frames" in message
+    assert "checkpoint of step 2 is gone" in message
+
+
 def test_tables_are_made_from_every_run(out, experiment):
     summary = json.loads((out / "comparison.json").read_text())
     assert (summary["seeds"], summary["episodes"], summary["steps"]) == ([0, 1], [9, 19], 2)
@@ -209,7 +227,8 @@ def test_what_another_process_trains_and_scores_is_left_to_it(
 ):
     copy = shutil.copytree(out, tmp_path / "copy")
     shutil.rmtree(copy / "runs" / "none-0" / "checkpoints" / "2")
-    (copy / "runs" / "grf-0" / "scores.json").unlink()
+    for name in ("none-0", "grf-0"):
+        (copy / "runs" / name / "scores.json").unlink()
     others = contextlib.ExitStack()
     others.enter_context(RunFolder(copy / "runs" / "none-0").lock())
     others.enter_context(locked(copy / "runs" / "grf-0" / ".lock-scores", "held", "none"))
@@ -231,9 +250,10 @@ def test_what_another_process_trains_and_scores_is_left_to_it(
 
 def test_a_damaged_checkpoint_is_not_a_finished_run(out, experiment, tmp_path):
     folder = shutil.copytree(out / "runs" / "none-0", tmp_path / "none-0")
-    config = compare_runs.with_seed(with_member(load_config(str(experiment)), "none"), 0)
+    config = with_seed(with_member(load_config(str(experiment)), "none"), 0)
     run = PlannedRun("none", config, folder)
     identity = Dataset(config.data.path).identity()
+    run.scores.unlink()
     assert compare_runs.is_finished(run, identity)
     (folder / "checkpoints" / "2" / "arrays.json").write_text("{}")
     assert not compare_runs.is_finished(run, identity)
@@ -300,10 +320,10 @@ def test_a_member_can_be_a_file(debug_config, tmp_path):
 def test_members_differ_in_the_dynamics_only():
     config, shared = load_config("compare"), []
     for member in member_names():
-        own = compare_runs.with_seed(with_member(config, member), 0)
+        own = with_seed(with_member(config, member), 0)
         assert dataclasses.replace(own, model=config.model) == config
         model = nnx.eval_shape(lambda own=own: Model(own, SCENE, rngs=Keys(0)))
-        total, dynamics = (compare_runs.count_parameters(part) for part in (model, model.dynamics))
+        total, dynamics = (count_parameters(part) for part in (model, model.dynamics))
         shared.append(total - dynamics)
         assert 0 < dynamics < total
     assert len(set(shared)) == 1
@@ -325,6 +345,8 @@ def test_scores_are_read_back_only_for_the_same_frames(tmp_path):
     assert (back.name, back.cameras, back.episodes) == ("run", ("a", "b"), (9, 19))
     assert back.predictors == predictors
     assert read_scores(file, {"seed": 1}) is None
+    assert read_scores(file, {"seed": 0, "steps": 2}) is None
+    assert read_scores(file, {}) is not None
     file.write_text(file.read_text()[:-50])
     assert read_scores(file, {"seed": 0}) is None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hdvpd.basics.errors import UserError
-from hdvpd.commands.compare_runs import plan_runs, variants_of
+from hdvpd.commands.planned_runs import choose_variants, plan_runs
 from hdvpd.config.variants import list_changes, list_variants
 
 
@@ -89,7 +89,9 @@ def test_what_is_no_change_is_named(ablated):
 
 
 def test_combinations_and_single_changes_do_not_mix():
-    assert variants_of([], ["model.even=false"]) == list_changes(["model.even=false"])
-    assert variants_of(["model.even=false,true"], []) == list_variants(["model.even=false,true"])
+    assert choose_variants([], ["model.even=false"]) == list_changes(["model.even=false"])
+    assert choose_variants(["model.even=false,true"], []) == list_variants(
+        ["model.even=false,true"]
+    )
     with pytest.raises(UserError, match="one of them"):
-        variants_of(["model.even=false,true"], ["model.carry=false"])
+        choose_variants(["model.even=false,true"], ["model.carry=false"])

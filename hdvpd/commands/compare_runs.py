@@ -5,8 +5,9 @@ their member's file states differs, or the values that are varied. The members t
 a change of the machine's load meets all of them, and the first round already compares them.
 
 Everything is kept in the runs' folders. The same command continues after an interruption: a
-finished run is not trained again, an interrupted one is resumed exactly, and a checkpoint that was
-scored on the same frames is not scored again. More seeds or members later cost only their own runs.
+finished run is not trained again, an interrupted one is resumed exactly, and what was scored on the
+same frames is not scored again, whether its checkpoint is still there or not. More seeds or members
+later cost only their own runs.
 
 The same command in several processes, on one machine or on many that see the folder, shares the
 work: each takes what nobody else has locked (`share`), and all end with the whole comparison.
@@ -14,7 +15,6 @@ work: each takes what nobody else has locked (`share`), and all end with the who
 
 import dataclasses
 import functools
-import json
 import os
 import platform
 import time
@@ -27,11 +27,10 @@ import jax
 from hdvpd.basics import files
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.layers import count_parameters
+from hdvpd.commands.planned_runs import PlannedRun, choose_variants, plan_runs
 from hdvpd.config import Config
-from hdvpd.config.experiments import apply_overrides, load_config
-from hdvpd.config.members import member_names, with_member
+from hdvpd.config.experiments import load_config
 from hdvpd.config.reading import Tables
-from hdvpd.config.variants import Variant, list_changes, list_variants
 from hdvpd.data.mixture import open_dataset
 from hdvpd.evaluation.comparison import (
     ComparedRun,
@@ -45,46 +44,26 @@ from hdvpd.evaluation.comparison import (
     to_markdown,
 )
 from hdvpd.evaluation.curves import REFERENCE, Scores, to_json, to_png
-from hdvpd.evaluation.episodes import evaluate_run, share_programs
-from hdvpd.evaluation.eval import prepare
+from hdvpd.evaluation.episodes import evaluate_run, select_windows, share_programs
+from hdvpd.evaluation.eval import prepare, scored_frames
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
-from hdvpd.evaluation.results import Run, require_same_frames
+from hdvpd.evaluation.results import require_same_frames
 from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model.compiled import CompileModel
 from hdvpd.training import train
 from hdvpd.training.checkpoint_folder import find_damage
-from hdvpd.training.run_folder import RunFolder
+from hdvpd.training.checkpoints import abstract_model
+from hdvpd.training.run_folder import RunFolder, config_identity
 from hdvpd.training.step import TrainStep, make_train_step
 
 Program = TypeVar("Program")
 Result = TypeVar("Result")
 
-UNVARIED = (Variant("", {}),)
 _LOOK_AGAIN_S = 5.0
 _REMEDY = (
     "What is finished is kept. Free some space or permit writing there, then give the same command "
     "again."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedRun:
-    """One run of the comparison.
-
-    Attributes:
-      member: name of the member.
-      config: of the run; its `train.seed` is the run's.
-      folder: of the run.
-    """
-
-    member: str
-    config: Config
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.folder.name
 
 
 def main(
@@ -107,7 +86,7 @@ def main(
     """
     keep_freed_memory()
     config = load_config(experiment, overrides)
-    runs = plan_runs(config, members, num_seeds, out / "runs", variants_of(vary, ablate))
+    runs = plan_runs(config, members, num_seeds, out / "runs", choose_variants(vary, ablate))
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))
@@ -118,67 +97,6 @@ def main(
     print()
     for label, name in (("plot", "ssim.png"), ("tables", "comparison.md")):
         print(f"{label:8} {out / name}", flush=True)
-
-
-def variants_of(vary: Sequence[str], ablate: Sequence[str]) -> list[Variant]:
-    """List the variants that the flags of `hdvpd compare` ask for.
-
-    Raises:
-      UserError: they ask for every combination and for one change at a time.
-    """
-    if vary and ablate:
-        raise UserError(
-            "--vary compares every combination, --ablate one change at a time: give one of them."
-        )
-    return list_changes(ablate) if ablate else list_variants(vary)
-
-
-def plan_runs(
-    config: Config,
-    members: Sequence[str],
-    num_seeds: int,
-    folder: Path,
-    variants: Sequence[Variant] = UNVARIED,
-) -> list[PlannedRun]:
-    """List all runs, in the order in which they are trained.
-
-    Raises:
-      UserError: a member is unknown or named twice, there is nothing to compare, or no seed.
-    """
-    if num_seeds < 1:
-        raise UserError(f"--seeds {num_seeds}: use a positive number; intervals need 2 or more.")
-    names = [Path(member).stem for member in members]
-    if len(set(names)) < len(names) or not (members or len(variants) > 1):
-        raise UserError(
-            f"--members {','.join(members)}: name members once each, out of "
-            f"{', '.join(member_names())}, or files of other names."
-        )
-    configs = {
-        ",".join(filter(None, (name, variant.label))): varied_config(config, member, variant)
-        for name, member in zip(names or [""], members or [""], strict=True)
-        for variant in variants
-    }
-    first = config.train.seed
-    return [
-        PlannedRun(name, with_seed(own, seed), folder / f"{name}-{seed}")
-        for seed in range(first, first + num_seeds)
-        for name, own in configs.items()
-    ]
-
-
-def varied_config(config: Config, member: str, variant: Variant) -> Config:
-    """Return the configuration of a member's variant.
-
-    Raises:
-      UserError: there is no such member, key or value.
-    """
-    own = with_member(config, member) if member else config
-    return apply_overrides(own, variant.tables, source="--vary")
-
-
-def with_seed(config: Config, seed: int) -> Config:
-    """Return a configuration with another `train.seed`."""
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
 
 
 def train_runs(runs: Sequence[PlannedRun]) -> None:
@@ -254,11 +172,13 @@ def make_once(
 
 
 def is_finished(run: PlannedRun, dataset: str) -> bool:
-    """Say whether a run's last checkpoint is there and sound.
+    """Say whether a run was scored as it is asked for, or its last checkpoint is there and sound.
 
     Raises:
       UserError: the run was made with another configuration or on another data set.
     """
+    if read_scores(run.scores, trained_as(run, dataset)) is not None:
+        return True
     folder, step = RunFolder(run.folder), run.config.train.num_steps
     store = folder.checkpoints()
     if step not in store.steps() or find_damage(store.path / str(step)) is not None:
@@ -268,22 +188,40 @@ def is_finished(run: PlannedRun, dataset: str) -> bool:
     return True
 
 
+def trained_as(run: PlannedRun, dataset: str) -> dict[str, Any]:
+    """Say what decides the parameters of a run's last checkpoint; `dataset` is an identity."""
+    step = run.config.train.num_steps
+    return {"trained": {"config": config_identity(run.config), "dataset": dataset, "step": step}}
+
+
 def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
     """Score every run on the same frames, and collect its speed and size.
 
     Raises:
       UserError: the runs would be scored on different frames.
     """
-    ready = {run.name: _prepare(run) for run in runs}
-    require_same_frames(ready)
+    dataset = open_dataset(runs[0].config.data)
+    frames = {
+        run.name: scored_frames(
+            configure(run, run.config), dataset, select_windows(dataset, run.config.eval)
+        )
+        for run in runs
+    }
+    require_same_frames(frames)
     compile_model = share_programs()
 
     def evaluate(number: int, run: PlannedRun) -> ComparedRun:
         lock, refusal = f"{files.LOCK}-scores", f"Another process is scoring {run.folder}."
+        made_from = trained_as(run, dataset.identity()) | {
+            "frames": frames[run.name],
+            "measures": ["images", "pixels", "motion"],
+            "seed": run.config.eval.seed,
+        }
         with files.locked(run.folder / lock, refusal, _REMEDY):
             print(f"\n== evaluate {number}/{len(runs)}: {run.name}", flush=True)
-            scores = score_once(run.name, ready[run.name], compile_model)
-        model, folder = ready[run.name].model, RunFolder(run.folder)
+            scores = score_once(run, made_from, compile_model)
+        model = abstract_model(run.config, dataset.scene_spec(run.config.data))
+        folder = RunFolder(run.folder)
         return ComparedRun(
             member=run.member,
             seed=run.config.train.seed,
@@ -301,46 +239,47 @@ def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
     return list(share(tasks).values())
 
 
-def _prepare(run: PlannedRun) -> Run:
-    """Load a trained run, to be evaluated as this comparison asks for."""
-
-    def configure(trained: Config) -> Config:
-        data = dataclasses.replace(trained.data, path=run.config.data.path)
-        settings = dataclasses.replace(run.config.eval, controls=(REFERENCE,))
-        return dataclasses.replace(trained, data=data, eval=settings)
-
-    return prepare(run.folder, run.config.train.num_steps, configure)
+def configure(run: PlannedRun, trained: Config) -> Config:
+    """Return a trained configuration, to be evaluated as this comparison asks for."""
+    data = dataclasses.replace(trained.data, path=run.config.data.path)
+    settings = dataclasses.replace(run.config.eval, controls=(REFERENCE,))
+    return dataclasses.replace(trained, data=data, eval=settings)
 
 
-def score_once(name: str, run: Run, compile_model: CompileModel) -> Scores:
-    """Score a run, or read what the same checkpoint scored on the same frames.
+def score_once(
+    run: PlannedRun, made_from: Mapping[str, Any], compile_model: CompileModel
+) -> Scores:
+    """Score a run, or read what it scored on the same frames.
 
     Returns:
-      The scores, which are also kept in the run's `scores.json`.
+      The scores, which are also kept in the run's `scores.json`; with them its checkpoints are
+      not needed any more.
+
+    Raises:
+      UserError: it was not scored on these frames, and its checkpoint is missing or damaged.
     """
-    file = run.folder / "scores.json"
-    checkpoint = run.folder / "checkpoints" / str(run.checkpoint_step)
-    made_from = {
-        "frames": run.frames,
-        "measures": ["images", "pixels", "motion"],
-        "seed": run.config.eval.seed,
-        "checkpoint": json.loads((checkpoint / "digest.json").read_text()),
-    }
-    kept = read_scores(file, made_from)
+    kept = read_scores(run.scores, made_from)
     if kept is not None:
-        print(f"{name}: scored before", flush=True)
+        print(f"{run.name}: scored before", flush=True)
         return kept
+    step = run.config.train.num_steps
+    if step not in RunFolder(run.folder).checkpoints().steps():
+        raise UserError(
+            f"{run.folder} was scored on other frames, and its checkpoint of step {step} is gone. "
+            "Put it back to score it on these, or remove the folder to train it again."
+        )
+    ready = prepare(run.folder, step, functools.partial(configure, run))
     result = evaluate_run(
-        name,
-        run.model,
-        run.config,
-        run.dataset,
-        run.windows,
+        run.name,
+        ready.model,
+        ready.config,
+        ready.dataset,
+        ready.windows,
         say=lambda text: print(text, flush=True),
         compile_model=compile_model,
     )
     assert result is not None  # this process is alone
-    files.write(file, scores_to_json(result.scores, made_from), _REMEDY)
+    files.write(run.scores, scores_to_json(result.scores, made_from), _REMEDY)
     return result.scores
 
 

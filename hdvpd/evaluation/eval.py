@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
@@ -21,6 +22,7 @@ from hdvpd.data.windows import select_cameras
 from hdvpd.evaluation.curves import summarize
 from hdvpd.evaluation.episodes import (
     SPLIT,
+    Window,
     describe_windows,
     evaluate_run,
     scored_predictors,
@@ -148,7 +150,7 @@ def prepare_all(
         file = str(folder / "config.toml")
         configure = functools.partial(apply_overrides, overrides=overrides, source=file)
         ready[name] = prepare(folder, checkpoint_step, configure)
-    require_same_frames(ready)
+    require_same_frames({name: run.frames for name, run in ready.items()})
     return ready
 
 
@@ -166,7 +168,13 @@ def prepare(
     dataset = open_dataset(config.data)
     require_scene(scene, dataset, config, folder)
     windows = select_windows(dataset, config.eval)
-    frames = {
+    frames = scored_frames(config, dataset, windows)
+    return Run(folder, model, step, config, dataset, windows, frames)
+
+
+def scored_frames(config: Config, dataset: Dataset, windows: Sequence[Window]) -> dict[str, Any]:
+    """Say what decides which images predictors are scored on."""
+    return {
         "dataset": dataset.identity(),
         "cameras": list(select_cameras(dataset, config.data)),
         "image_size": [config.data.height, config.data.width],
@@ -177,7 +185,6 @@ def prepare(
         "predictors": list(scored_predictors(config.eval)),
         "windows": describe_windows(windows),
     }
-    return Run(folder, model, step, config, dataset, windows, frames)
 
 
 def evaluate(

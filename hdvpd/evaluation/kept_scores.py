@@ -1,4 +1,4 @@
-"""Scores beside the run that they are of, kept so that no checkpoint is scored twice."""
+"""Scores beside the run that they are of, kept so that nothing is scored twice."""
 
 import json
 from collections.abc import Mapping
@@ -27,6 +27,10 @@ def scores_to_json(scores: Scores, made_from: Mapping[str, Any]) -> str:
 def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
     """Read scores, if they are those asked for.
 
+    Args:
+      file: that `scores_to_json` was written to.
+      made_from: what they must have been made from, or part of it.
+
     Returns:
       The scores; None if there are none, they are damaged, or they were made from something else.
     """
@@ -34,7 +38,8 @@ def read_scores(file: Path, made_from: Mapping[str, Any]) -> Scores | None:
         kept = sealed.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    if kept.get("made_from") != json.loads(json.dumps(made_from)):
+    asked = json.loads(json.dumps(made_from))
+    if not asked.items() <= kept.get("made_from", {}).items():
         return None
     return Scores(
         name=kept["name"],

@@ -2,7 +2,7 @@
 
 import dataclasses
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +72,22 @@ class Evaluation:
     summary: dict[str, Any]
 
 
-def require_same_frames(runs: dict[str, Run]) -> None:
+def require_same_frames(frames: Mapping[str, dict[str, Any]]) -> None:
     """Refuse to compare runs that would be scored on different frames.
+
+    Args:
+      frames: by run, what decides on which frames it is scored (`eval.scored_frames`).
 
     Raises:
       UserError: naming the first run that differs from the first.
     """
-    first_name, first = next(iter(runs.items()))
-    for name, run in runs.items():
-        for key, value in run.frames.items():
-            if value != first.frames[key]:
+    first_name, first = next(iter(frames.items()))
+    for name, own in frames.items():
+        for key, value in own.items():
+            if value != first[key]:
                 raise UserError(
                     f"Runs {first_name} and {name} would be scored on different frames and cannot "
-                    f"share a plot: {key} is {first.frames[key]} and {value}. Give both the same "
+                    f"share a plot: {key} is {first[key]} and {value}. Give both the same "
                     "with flags such as --steps, --data.path or --eval.*, or evaluate them apart."
                 )
 

@@ -254,11 +254,14 @@ def load_model(
     if stochastic is not None:
         kind = dataclasses.replace(config.model, stochastic=stochastic)
         config = dataclasses.replace(config, model=kind)
-    # Shapes are enough: initialising parameters only to replace them costs seconds.
-    blank = nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
-    graphdef, shapes = nnx.split(blank)
+    graphdef, shapes = nnx.split(abstract_model(config, scene))
     params = store.restore_params(step, nnx.to_pure_dict(shapes))
     return merge_model(graphdef, params), config, scene, step
+
+
+def abstract_model(config: Config, scene: SceneSpec) -> Model:
+    """Build a model of shapes alone: to draw parameters only to replace them costs seconds."""
+    return nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
 
 
 def require_disk_space(path: Path, state: Any) -> None:
