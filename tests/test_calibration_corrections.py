@@ -13,6 +13,7 @@ from scipy.spatial.transform import Rotation
 
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
+from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.agreement import measure
 from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.drift import with_drift
@@ -163,7 +164,7 @@ def test_an_import_applies_corrections_as_a_reader_does(tmp_path):
             "right_view": CameraCorrection(intrinsics=np.diag([0.9, 0.9, 1.0]), lag_s=0.5),
         },
         pose,
-        {"shoulder": JointCorrection(0.1, "upper", ("upper", "fore", "tool"), np.eye(6)[2])},
+        {"shoulder": JointCorrection(0.1, "upper", ("upper", "fore", "tool", "finger_a", "finger_b"), np.eye(6)[2])},
     )
     arm = source / "arm.urdf"
     import_dataset("folder", source, tmp_path / "plain", robot=arm)
@@ -173,6 +174,7 @@ def test_an_import_applies_corrections_as_a_reader_does(tmp_path):
     import_dataset("folder", source, tmp_path / "corrected", robot=arm)
     imported = Dataset(tmp_path / "corrected")
     assert not imported.corrections
+    assert not misfits(imported)
     read = Dataset(tmp_path / "plain", corrections=corrections)
     stored = Dataset(tmp_path / "plain")
     for name in (

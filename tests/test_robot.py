@@ -12,7 +12,9 @@ from import_sources import URDF, tool_poses
 
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
-from hdvpd.data import setup
+from hdvpd.data import adding_robot, corrections, setup, writer
+from hdvpd.data.calibration import calibrate
+from hdvpd.data.corrections import Corrections
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.robot import Robot, describe_robot, read_robot
 from hdvpd.data.simulation import bimanual, clip, scene, synthetic
@@ -91,6 +93,65 @@ def test_a_run_knows_robot_cameras_and_pace(small_run, synthetic_dataset):
     assert (found.max_step >= np.max(steps, axis=0) - 1e-6).all()
     (_, pose) = synthetic.camera("cam1", 32, 40)
     np.testing.assert_allclose(found.cameras["cam1"].camera_to_world, pose, atol=1e-6)
+
+
+@pytest.fixture
+def moved(synthetic_dataset, tmp_path):
+    """A data set whose calibration has found that the robot stands 5 cm beside and is turned."""
+    path = tmp_path / "moved"
+    shutil.copytree(synthetic_dataset, path)
+    turn = np.eye(4)
+    turn[:2, :2], turn[:3, 3] = [[0.8, -0.6], [0.6, 0.8]], (0.05, 0, 0)
+    writer.write_json(path / corrections.FILE_NAME, Corrections(robot=turn).as_plain())
+    return path
+
+
+def planned(robot, path):
+    """How far links are from where the data have them, all poses and frames [m]."""
+    values = Dataset(path).read_many(0, ["robot/joint_positions", "robot/link_to_world"])
+    placed = robot.link_poses(values["robot/joint_positions"])
+    return np.abs(placed - values["robot/link_to_world"]).max()
+
+
+def test_own_plans_begin_from_the_corrected_base(moved):
+    described = setup.parse_setup(setup.describe_setup(Dataset(moved)), FILE)
+    assert planned(described.robot, moved) < 1e-5
+    stored = read_robot(moved)
+    assert planned(stored, moved) > 0.05
+    assert not adding_robot.misfits(Dataset(moved))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_robot_that_is_added_after_a_calibration_is_not_moved_twice(moved, tmp_path, given):
+    file = tmp_path / "arm.urdf"
+    file.write_text(urdf())
+    adding_robot.add_robot(moved, file if given else None)
+    described = setup.parse_setup(setup.describe_setup(Dataset(moved)), FILE)
+    assert planned(described.robot, moved) < 2e-3
+
+
+def test_a_corrected_copy_keeps_its_robot(moved, tmp_path):
+    copy = tmp_path / "copy"
+    calibrate.write_corrected(moved, copy, Dataset(moved).corrections)
+    assert not (copy / corrections.FILE_NAME).exists()
+    robot = setup.parse_setup(setup.describe_setup(Dataset(copy)), FILE).robot
+    assert planned(robot, copy) < 1e-5
+    assert planned(robot, moved) < 1e-5
+
+
+def test_a_corrected_copy_is_whole_or_refused(moved, tmp_path, monkeypatch):
+    copy, write = tmp_path / "copy", writer.write_episode
+
+    def write_one(path, number, meta, arrays):
+        if number:
+            raise KeyboardInterrupt
+        write(path, number, meta, arrays)
+
+    monkeypatch.setattr(writer, "write_episode", write_one)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.write_corrected(moved, copy, Dataset(moved).corrections)
+    with pytest.raises(UserError, match=r"is incomplete.*calibrate` remove the folder"):
+        Dataset(copy)
 
 
 def test_a_packed_run_keeps_its_setup(small_run, tmp_path):

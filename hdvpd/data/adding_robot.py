@@ -8,6 +8,7 @@ import numpy as np
 from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.arrays import JOINT_POSITIONS, LINKS
+from hdvpd.data.corrections import Corrections
 from hdvpd.data.importers.robot_model import Joint, RobotModel, read_robot_file
 from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.remote import require_local
@@ -35,7 +36,7 @@ def add_robot(path: Path, robot: Path | None, calibration: Path | None = None) -
       UserError: the model does not fit the data; nothing is written then.
     """
     require_local(path)
-    dataset = Dataset(path)
+    dataset = Dataset(path, corrections=Corrections())  # robot.json is corrected when it is read
     if robot is None:
         description, report = _simulated(dataset), ()
     else:
@@ -84,7 +85,7 @@ def misfits(dataset: Dataset) -> list[str]:
     Returns:
       A line for people, or none.
     """
-    robot = read_robot(dataset.path)
+    robot = read_robot(dataset.path, dataset.corrections.robot)
     if robot is None:
         return []
     error, where = largest_error(dataset, robot)

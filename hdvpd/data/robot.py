@@ -220,8 +220,21 @@ def describe_robot(
     }
 
 
-def read_robot(folder: Path) -> Robot | None:
+def with_base_moved(
+    description: Mapping[str, Any], motion: Float[np.ndarray, "4 4"]
+) -> Mapping[str, Any]:
+    """Return what `describe_robot` does, for a base that a motion [m] brings to its true place."""
+    base = motion @ np.asarray(description["base_to_world"], np.float64)
+    return {**description, "base_to_world": base.tolist()}
+
+
+def read_robot(folder: Path, base_motion: Float[np.ndarray, "4 4"] | None = None) -> Robot | None:
     """Read the robot model that a data set carries, or None if it carries none.
+
+    Args:
+      folder: of the data set.
+      base_motion: brings the robot's base from where it is stored to where it is
+        (`corrections.Corrections.robot`); by default it is right.
 
     Raises:
       UserError: it cannot be read, or is of another format.
@@ -239,4 +252,5 @@ def read_robot(folder: Path) -> Robot | None:
         raise UserError(
             f"{file} should hold one JSON object; write it again with `hdvpd data robot {folder}`."
         )
-    return Robot(raw, file)
+    robot = Robot(raw, file)
+    return robot if base_motion is None else Robot(with_base_moved(raw, base_motion), file)

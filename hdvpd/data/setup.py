@@ -57,7 +57,7 @@ def describe_setup(dataset: Dataset) -> dict[str, Any]:
     """
     dataset = dataset.sources[0]
     train = dataset.split("train") or dataset.episodes
-    robot = read_robot(dataset.path)
+    robot = read_robot(dataset.path, dataset.corrections.robot)
     cameras = {}
     for name, info in dataset.info.cameras.items():
         keys = ("intrinsics", "camera_to_world")

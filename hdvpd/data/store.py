@@ -63,9 +63,10 @@ class Dataset:
         unfinished = self.path / writer.INCOMPLETE
         if unfinished.exists():
             raise UserError(
-                f"The data set {self.path} is incomplete: its import has not ended "
-                f"({unfinished.name} is there). Run the same `hdvpd data import` command again; it "
-                "continues, and with --skip-bad it leaves bad episodes out."
+                f"The data set {self.path} is incomplete: what writes it has not ended "
+                f"({unfinished.name} is there). Run the same command again: `hdvpd data import` "
+                "continues, and with --skip-bad it leaves bad episodes out; for `hdvpd data "
+                "calibrate` remove the folder first."
             )
         self._stored = schema.parse_dataset(read_json(file), file)
         self.corrections = read_corrections(self.path) if corrections is None else corrections

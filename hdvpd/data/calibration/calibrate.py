@@ -22,6 +22,7 @@ from hdvpd.data.calibration.views import Moment, View
 from hdvpd.data.calibration.wording import alternatives
 from hdvpd.data.corrections import FILE_NAME, CameraCorrection, Corrections, Flip
 from hdvpd.data.remote import require_local
+from hdvpd.data.robot import ROBOT_FILE, read_robot
 
 TOLERANCE = 1e-6
 """Corrections that differ by more between moments are not one correction."""
@@ -63,8 +64,8 @@ def calibrate(
     """
     path = Path(path)
     require_local(path)
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; give a new folder for the corrected copy.")
+    if out is not None and writer.is_in_use(out):
+        raise UserError(f"{out} is in use; give a new folder for the corrected copy with --out.")
     options = {"episodes": episodes, "frames": frames, "backend": backend}
     before = check(path, corrections=Corrections(), **options)
     corrections, reason = corrections_of(before)
@@ -212,6 +213,7 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
         files.explain_write_errors(out, "Name another folder with --out."),
     ):
         writer.make_dataset(out)
+        writer.write_json(out / writer.INCOMPLETE, {"calibration": "under way"})
         description = json.loads(json.dumps(source.info.raw))
         for name, camera in source.info.cameras.items():
             description["cameras"][name]["depth_unit_m"] = camera.depth_unit_m
@@ -222,9 +224,12 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
             names = [str(f.parent.relative_to(folder)) for f in folder.rglob("zarr.json")]
             meta = metadata.read_json(folder / "episode.json")
             writer.write_episode(out, episode.number, meta, source.read_many(episode.number, names))
-        for extra in ("quarantine.json",):
-            if (path / extra).exists():
-                shutil.copy(path / extra, out / extra)
+        if (path / "quarantine.json").exists():
+            shutil.copy(path / "quarantine.json", out / "quarantine.json")
+        robot = read_robot(path, corrections.robot)
+        if robot is not None:
+            writer.write_json(out / ROBOT_FILE, robot.description)
+        (out / writer.INCOMPLETE).unlink()
 
 
 def lines(result: Calibration, path: Path, out: Path | None) -> list[str]:

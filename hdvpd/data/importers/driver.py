@@ -27,7 +27,7 @@ from hdvpd.data.importers.faults import BadEpisodeError
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
-from hdvpd.data.robot import ROBOT_FILE
+from hdvpd.data.robot import ROBOT_FILE, with_base_moved
 
 QUARANTINE = "quarantine.json"
 OTHERS_TRIED = 3
@@ -164,7 +164,9 @@ class _Import:
                         self._source, recording, prepared, made, decided
                     )
                 self._report(episode, description["source"]["fields"], recording, prepared)
-                self._kinematics = prepared.kinematics
+                if prepared.kinematics is not None:
+                    base_motion = self._source.options.sidecar.corrections.robot
+                    self._kinematics = with_base_moved(prepared.kinematics, base_motion)
                 return description
             except BadEpisodeError as error:
                 if not self._skip_bad:
