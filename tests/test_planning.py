@@ -15,6 +15,7 @@ from hdvpd.planning.inverse_kinematics import solve_pose
 from hdvpd.planning.planner import Planner
 from hdvpd.planning.solvers import CEM, ICEM, MPPI, SOLVERS, RandomShooting, coloured_noise
 from hdvpd.planning.spaces import JointKnots, ToolWaypoints
+from hdvpd.world.actions import check_actions
 from hdvpd.world.future import Future
 from hdvpd.world.state import State, near
 
@@ -184,6 +185,36 @@ def test_tool_waypoints_are_reached_with_the_orientation_kept(robot):
     np.testing.assert_allclose(poses[-1, :3, 3], goal, atol=1e-3)
     np.testing.assert_allclose(poses[:, :3, :3], np.repeat(pose[None, :3, :3], 3, 0), atol=2e-3)
     np.testing.assert_allclose(poses[0, :3, 3], pose[:3, 3] + (goal - pose[:3, 3]) / 3, atol=1e-3)
+
+
+def measured_beyond(robot, joint, by):
+    """HOME, but one joint measured beyond its upper limit."""
+    joints, column = HOME.copy(), robot.joints.index(joint)
+    joints[column] = robot.limits[column, 1] + by
+    return joints
+
+
+@pytest.mark.parametrize("joint", ["R_j4", "L_grip"])  # that moves the tool, and that does not
+def test_plans_from_joints_measured_beyond_their_limits_keep_within_them(robot, joint):
+    joints = measured_beyond(robot, joint, 0.01)
+    state, (low, high) = make_state(np.zeros((1, 3)), joints), robot.limits.T
+    candidates = np.random.default_rng(0).uniform(-1, 1, (3, 2, 16))
+    tool = robot.link_poses(joints[None])[0, robot.links.index(TOOL), :3, 3]
+    box = {"low": tuple(tool - 0.05), "high": tuple(tool + 0.05)}
+    spaces = JointKnots(robot, 8, 2), ToolWaypoints(robot, 8, 2, link=TOOL, **box)
+    for space in spaces:
+        targets = space.joint_targets(state, candidates[..., : space.variables])
+        assert ((targets >= low - 1e-12) & (targets <= high + 1e-12)).all(), space
+        check_actions(robot, targets)
+
+
+def test_the_pose_of_joints_beyond_their_limits_is_solved_within_them(robot):
+    joints = measured_beyond(robot, "R_j4", 0.01)
+    pose = robot.link_poses(joints[None])[0, robot.links.index(TOOL)]
+    solved, missed = solve_pose(robot, TOOL, pose, joints)
+    low, high = robot.limits.T
+    assert ((solved >= low) & (solved <= high)).all()
+    assert missed < 0.01
 
 
 def test_costs_are_their_formulas():

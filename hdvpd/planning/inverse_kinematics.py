@@ -34,13 +34,13 @@ def link_number(robot: Robot, link: str) -> int:
 def solve_pose(
     robot: Robot, link: str, pose: Float[np.ndarray, "4 4"], start: Float[np.ndarray, "j"]
 ) -> tuple[Float[np.ndarray, "j"], float]:
-    """Find joints near a start that bring a link to a pose; the others stay.
+    """Find joints near a start that bring a link to a pose; the others stay, within limits.
 
     Args:
       robot: with its limits.
       link: a link of it.
       pose: where it should be in the world [m].
-      start: joints to begin from.
+      start: joints to begin from; measured ones may lie beyond their limits.
 
     Returns:
       The joints within the limits, and how far the link is from the place then [m]; a pose out of
@@ -49,8 +49,8 @@ def solve_pose(
     Raises:
       UserError: the robot has no such link.
     """
-    number, joints = link_number(robot, link), np.asarray(start, np.float64).copy()
-    low, high = robot.limits.T
+    number, (low, high) = link_number(robot, link), robot.limits.T
+    joints = np.clip(np.asarray(start, np.float64), low, high)  # it may be what is returned
     best, least = joints, np.inf
     moving = np.arange(len(joints))  # after the first round, only those that move the link
     for _ in range(_ITERATIONS):

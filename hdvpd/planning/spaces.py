@@ -95,11 +95,12 @@ class JointKnots(AbstractSpace):
     def joint_targets(
         self, state: State, candidates: Float[np.ndarray, "k q d"]
     ) -> Float[np.ndarray, "k s j"]:
-        """Move the chosen joints; the others stay."""
-        now = present_joints(state)
+        """Move the chosen joints; the others stay, at their limit if they are beyond it."""
+        low, high = self.robot.limits.T
+        # Sensors read beyond limits, where the first targets would be refused.
+        now = np.clip(present_joints(state), low, high)
         knots = np.broadcast_to(now[None, None], (*candidates.shape[:2], len(now))).copy()
         knots[..., self._columns] += self.reach * candidates
-        low, high = self.robot.limits.T
         return self.interpolate(now, np.clip(knots, low[None, None], high[None, None]))
 
 
@@ -156,7 +157,7 @@ def follow(
       link: of it.
       pose: whose orientation the link keeps.
       path: of the link [m].
-      joints: to begin from; those that do not move the link stay.
+      joints: to begin from; those that do not move the link stay, within their limits.
     """
     rows, wanted = [], np.array(pose, np.float64)
     for place in path:
