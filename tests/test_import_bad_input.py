@@ -720,6 +720,14 @@ FOLDER_CASES = [
     ),
     Case(
         "folder",
+        "picture twice",
+        lambda p: shutil.copy(
+            p / "take0/left_view/rgb/000003.png", p / "take0/left_view/rgb/2.png"
+        ),
+        ("episode take0, frame 2", "left_view/rgb has two pictures for it, 000002.png and 2.png"),
+    ),
+    Case(
+        "folder",
         "camera missing",
         lambda p: shutil.rmtree(p / "take0/left_view"),
         ("left_view/rgb is missing",),

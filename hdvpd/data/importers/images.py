@@ -69,13 +69,19 @@ def numbered(
       remedy: what to do if the numbers differ, one sentence.
 
     Raises:
-      BadEpisodeError: the folder or a picture is missing, or there are too many.
+      BadEpisodeError: the folder or a picture is missing, a frame has two, or there are too many.
     """
     shown = folder.relative_to(place.file)
     if not folder.is_dir():
         raise place.error(f"the folder {shown} is missing")
-    matches = ((name.fullmatch(file.name), file) for file in folder.iterdir())
-    found = {int(match[1]): file for match, file in matches if match}
+    found: dict[int, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if match := name.fullmatch(file.name):
+            frame = int(match[1])
+            other = found.setdefault(frame, file)
+            if other != file:
+                text = f"{shown} has two pictures for it, {other.name} and {file.name}"
+                raise place.error(text, "Remove the one that does not belong to it.", frame)
     missing = next((frame for frame in range(frames) if frame not in found), None)
     if missing is not None:
         raise place.error(
