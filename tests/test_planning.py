@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 import scenes
@@ -10,12 +11,15 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.data.robot import Robot, describe_robot
 from hdvpd.data.simulation import scene
+from hdvpd.planning import gradients
 from hdvpd.planning.costs import Clearance, GoalPlace, GoalPose, Lift, Smoothness, Sum
+from hdvpd.planning.gradients import GradientPlanner
 from hdvpd.planning.inverse_kinematics import solve_pose
 from hdvpd.planning.planner import Planner
 from hdvpd.planning.solvers import CEM, ICEM, MPPI, SOLVERS, RandomShooting, coloured_noise
 from hdvpd.planning.spaces import JointKnots, ToolWaypoints
 from hdvpd.world.actions import check_actions
+from hdvpd.world.base import World
 from hdvpd.world.future import Future
 from hdvpd.world.state import State, near
 
@@ -59,6 +63,7 @@ def make_future(state, positions, targets=None, points=None):
             np.ones((b, s, n), bool),
         ),
         robot=scenes.unturned(points),
+        expected=scenes.unturned(points),
         joint_targets=targets,
         kinematics=None,
         render_cloud=lambda *_: pytest.fail("nothing is rendered"),
@@ -312,18 +317,55 @@ def test_the_planner_brings_a_pushed_point_to_its_goal(robot, solver):
     np.testing.assert_array_equal(plan.joint_targets, again.joint_targets)
 
 
-@pytest.mark.parametrize("solver", [RandomShooting(4), CEM(4), ICEM(4), MPPI(4)])
-def test_predictions_that_are_never_finite_are_one_message(robot, solver):
-    class Broken(PushedPoint):
-        def rollout(self, *arguments, **options):
-            future = super().rollout(*arguments, **options)
-            clouds = dataclasses.replace(
-                future.clouds, positions=np.full_like(future.clouds.positions, np.nan)
-            )
-            return dataclasses.replace(future, clouds=clouds)
+class PushedPointWorld(PushedPoint, World):
+    """The same as a `World`, which gradients go through; where it ends is not known."""
 
+    robot = workspace = None
+
+
+class Broken(PushedPointWorld):
+    """Predicts nothing that is finite."""
+
+    def rollout(self, *arguments, **options):
+        future = super().rollout(*arguments, **options)
+        clouds = dataclasses.replace(
+            future.clouds, positions=np.full_like(future.clouds.positions, np.nan)
+        )
+        return dataclasses.replace(future, clouds=clouds)
+
+
+@pytest.mark.parametrize("solver", [RandomShooting(4), CEM(4), ICEM(4), MPPI(4)])
+def test_predictions_that_are_never_finite_are_one_message(robot, solver, monkeypatch):
+    monkeypatch.setattr(gradients, "make_pull_back", lambda world: lambda _, points, slope: points)
     space = JointKnots(robot, horizon=2, knots=1, joints=("R_j1",))
     cost = Lift(near((0.0, 0.0, 0.0), 0.01))
-    planner = Planner(Broken(robot), cost, space, solver, 2)
-    with pytest.raises(UserError, match="finite cost"):
-        planner.plan(make_state(np.zeros((1, 3))), np.random.default_rng(0))
+    for planner in (
+        Planner(Broken(robot), cost, space, solver, 2),
+        GradientPlanner(Broken(robot), cost, space, solver, 2),
+    ):
+        with pytest.raises(UserError, match="finite cost"):
+            planner.plan(make_state(np.zeros((1, 3))), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("broken", [np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_once_stops_no_later_step(robot, broken, monkeypatch):
+    turned = HOME + 0.1 * (np.asarray(robot.joints) == "R_j1")
+    ends = robot.points(np.stack([HOME, turned])).positions
+    coordinate = int(np.argmax(np.abs(ends[1] - ends[0])))  # what the joint moves most
+    calls = []
+
+    def back(state, points, slope):
+        calls.append(slope)
+        none = jax.tree.map(np.zeros_like, points)
+        none.positions[-1].ravel()[coordinate] = broken if len(calls) == 1 else 1.0
+        return none
+
+    monkeypatch.setattr(gradients, "make_pull_back", lambda world: back)
+    tool = robot.link_poses(HOME[None])[0, robot.links.index(TOOL), :3, 3]
+    cost = GoalPlace(near(tuple(tool.tolist()), 0.01), tuple((tool + [0.06, 0, 0]).tolist()))
+    space = JointKnots(robot, horizon=2, knots=1, joints=("R_j1",))
+    planner = GradientPlanner(PushedPointWorld(robot), cost, space, ICEM(4), steps=4)
+    plan = planner.plan(make_state(tool[None]), np.random.default_rng(0))
+    first, still, *later = plan.mean_costs
+    assert still == first
+    assert len({still, *later}) == 3

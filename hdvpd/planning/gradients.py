@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float, ParticleCloud, RobotPoints
 from hdvpd.planning.costs import AbstractCost, require_in_workspace
 from hdvpd.planning.planner import Plan, Planner
@@ -51,7 +52,8 @@ class GradientPlanner:
         """Search from a state; `Plan.mean_costs` are those of every step, as `best_costs`.
 
         Raises:
-          UserError: as `Planner.plan`, or the cost has no slope.
+          UserError: as `Planner.plan`, already if no candidate of the first round has a finite
+            cost, or the cost has no slope.
         """
         begin = time.perf_counter()
         self.cost.check(state)
@@ -61,9 +63,14 @@ class GradientPlanner:
         candidates = self.solver.ask(search, rng)
         costs = sampled.costs(state, self.space.joint_targets(state, candidates))
         search = self.solver.tell(search, candidates, costs)
-        back = make_pull_back(self.world)
         candidate = candidates[int(np.argmin(costs))].astype(np.float64)
         best, best_cost = candidate, float(costs.min())
+        if not np.isfinite(best_cost):  # nor would there be a gradient to go along
+            raise UserError(
+                "No candidate plan has a finite cost: the model's predictions are not finite. "
+                "Choose another checkpoint."
+            )
+        back = make_pull_back(self.world)
         first, second = np.zeros_like(candidate), np.zeros_like(candidate)
         found, best_costs = [], []
         for step in range(1, self.steps + 1):
@@ -91,7 +98,7 @@ class GradientPlanner:
     def slope(
         self, state: State, candidate: Float[np.ndarray, "q d"], back: Callable[..., RobotPoints]
     ) -> tuple[float, Float[np.ndarray, "q d"]]:
-        """Return the cost of a candidate and its gradient with regard to it.
+        """Return the cost of a candidate and its gradient, 0 where that is not finite.
 
         Args:
           state: to start from.
@@ -113,8 +120,10 @@ class GradientPlanner:
         for value, of in pairs:
             values = np.asarray(value, np.float64)
             change = (values[1 : count + 1] - values[count + 1 :]) / (2 * _DIFFERENCE)
-            total += change.reshape(count, -1) @ np.asarray(of, np.float64).ravel()
-        return cost, np.nan_to_num(total).reshape(candidate.shape)
+            with np.errstate(invalid="ignore"):  # inf times 0; what comes of it is left out below
+                total += change.reshape(count, -1) @ np.asarray(of, np.float64).ravel()
+        # Not as the largest number: its square would stay infinite in Adam's mean of squares.
+        return cost, np.where(np.isfinite(total), total, 0.0).reshape(candidate.shape)
 
 
 def make_pull_back(world: World) -> Callable[..., RobotPoints]:
