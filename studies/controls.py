@@ -85,13 +85,15 @@ class AbstractControl(ABC):
             for k, plan in enumerate(plans)
         ])  # fmt: skip
         shape = (*batch, steps, len(mask))
+        robot = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), robot)
         return Future(
             start=state,
             clouds=ParticleCloud(
                 places.reshape(*shape, 3), np.zeros((*shape, 0), np.float32),
                 np.broadcast_to(mask, shape),
             ),
-            robot=jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), robot),
+            robot=robot,
+            expected=robot,
             joint_targets=targets,
             kinematics=self.robot,
             render_cloud=_cannot_render,

@@ -156,6 +156,7 @@ def test_an_import_applies_corrections_as_a_reader_does(tmp_path):
     sources.write_folder(source, [scene])
     pose = np.eye(4)
     pose[:3, 3] = 0.05, -0.02, 0.01
+    moved = ("upper", "fore", "tool", "finger_a", "finger_b")
     corrections = Corrections(
         {
             "left_view": CameraCorrection(
@@ -164,7 +165,7 @@ def test_an_import_applies_corrections_as_a_reader_does(tmp_path):
             "right_view": CameraCorrection(intrinsics=np.diag([0.9, 0.9, 1.0]), lag_s=0.5),
         },
         pose,
-        {"shoulder": JointCorrection(0.1, "upper", ("upper", "fore", "tool", "finger_a", "finger_b"), np.eye(6)[2])},
+        {"shoulder": JointCorrection(0.1, "upper", moved, np.eye(6)[2])},
     )
     arm = source / "arm.urdf"
     import_dataset("folder", source, tmp_path / "plain", robot=arm)

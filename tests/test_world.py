@@ -1,22 +1,28 @@
 """A trained model in use: states, rollouts of any joint targets, editing, files."""
 
 import dataclasses
+import functools
 import json
 
 import jax
 import numpy as np
 import pytest
 from extras import needed
+from flax import nnx
 from PIL import Image
 
 import hdvpd
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
+from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
+from hdvpd.dynamics.tracking import Tracking
 from hdvpd.evaluation.rollouts import window_keys
 from hdvpd.model.compiled import make_compiler
+from hdvpd.planning.costs import GoalImage
 from hdvpd.world import actions, command
+from hdvpd.world.base import World
 from hdvpd.world.truth import read_truth, score
 
 needed("mujoco")
@@ -96,6 +102,43 @@ def test_steps_one_by_one_are_the_rollout(small_world, state, targets, future):
     second = small_world.rollout(first, targets[1:2])
     np.testing.assert_allclose(second.positions[0], future.positions[1], atol=2e-5)
     np.testing.assert_array_equal(first.joints, [state.joints[-1], targets[0]])
+
+
+def test_a_robot_that_lags_goes_on_from_where_it_is_expected(small_world, state, targets):
+    model = nnx.merge(*nnx.split(small_world.model))
+    points = small_world.scene.num_robot_points
+    tracking = Tracking(points)
+    tracking.learn(np.full(points, 0.7))
+    model.tracking = nnx.data(tracking)
+    lagging = World(
+        model, small_world.config, small_world.scene, 0, small_world.folder, small_world.setup
+    )
+    whole, stepped = lagging.rollout(state, targets), state
+    planned, expected = whole.kinematic_points, np.asarray(whole.expected.positions)
+    before = state.kinematic_points + 0.7 * (planned[0] - state.kinematic_points)
+    np.testing.assert_allclose(expected[0], before, atol=1e-6)
+    for step, target in enumerate(targets):
+        stepped = lagging.rollout(stepped, target[None]).last()
+        np.testing.assert_allclose(stepped.kinematic_points, expected[step], atol=1e-5)
+        np.testing.assert_allclose(stepped.current.positions, whole.positions[step], atol=5e-5)
+    assert np.abs(stepped.kinematic_points - planned[-1]).max() > 1e-3
+    both = lagging.rollout(state, np.stack([targets, targets[::-1]]))
+    np.testing.assert_allclose(both[0].expected.positions, expected, atol=1e-6)
+
+
+def test_an_observed_camera_shows_the_same_view_at_another_size(small_world, state, future):
+    size = (2 * state.size[0], 3 * state.size[1])
+    lens = scale_intrinsics(np.asarray(state.cameras["cam0"].intrinsics), state.size, size)
+    own = dataclasses.replace(state.cameras["cam0"], intrinsics=lens.astype(np.float32))
+    for subject in (state, future):
+        seen = functools.partial(small_world.render, state) if subject is state else future.images
+        np.testing.assert_array_equal(seen("cam0", size).depth_m, seen(own, size).depth_m)
+    small, large = (small_world.render(state, "cam0", s).depth_m for s in (None, size))
+    pooled = large.reshape(state.size[0], 2, state.size[1], 3).mean(axis=(1, 3))
+    assert np.median(np.abs(pooled - small)) < 0.02
+    cost = GoalImage("cam0", future.images("cam0", size).rgb[-1])
+    plans = small_world.rollout(state, np.stack([future.joint_targets] * 2))
+    np.testing.assert_allclose(cost(plans), 0, atol=1e-6)
 
 
 def test_a_camera_on_a_link_goes_where_the_plan_takes_it(small_world, state, future):

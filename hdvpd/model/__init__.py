@@ -120,6 +120,10 @@ class Model(nnx.Module):
         with jax.named_scope("rollout"):
             return self._roll_out(previous, current, robot, key)
 
+    def expected(self, robot: RobotPoints) -> RobotPoints:
+        """Return where the robot is expected to be at its commands; axes as in `rollout`."""
+        return robot if self.tracking is None else self.tracking(robot)
+
     def _roll_out(
         self,
         previous: ParticleCloud,
@@ -129,7 +133,7 @@ class Model(nnx.Module):
         *,
         unroll: bool = False,
     ) -> ParticleCloud:
-        expected = robot if self.tracking is None else self.tracking(robot)
+        expected = self.expected(robot)
         step = self.dynamics.begin(current, expected, jax.random.fold_in(key, _BEGINS))
         remat = self.config.train.remat
         return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)

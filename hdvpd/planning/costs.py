@@ -252,7 +252,7 @@ class GoalImage(AbstractCost):
         size = (wanted.shape[0], wanted.shape[1])
         costs = []
         for plan in range(future.plans or 0):
-            view = future[plan].cameras_over_time(self.camera, len(future))[-1]
+            view = future[plan].cameras_over_time(self.camera, len(future), size)[-1]
             seen = future.render_cloud(future[plan].last().current, view, size).rgb / 255
             costs.append(np.mean((seen - wanted) ** 2))
         return np.array(costs)

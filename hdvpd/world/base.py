@@ -26,7 +26,6 @@ from hdvpd.basics.types import (
 )
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
-from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.robot import Robot
 from hdvpd.data.setup import Setup
 from hdvpd.data.store import Dataset
@@ -38,7 +37,7 @@ from hdvpd.training.checkpoints import load_model
 from hdvpd.world.actions import check_actions, check_joints
 from hdvpd.world.frames import as_frames
 from hdvpd.world.future import Future, Images
-from hdvpd.world.state import State, find_camera
+from hdvpd.world.state import State, find_camera, scaled
 
 
 class World:
@@ -79,9 +78,10 @@ class World:
             current: ParticleCloud,
             robot: RobotPoints,
             key: Any,
-        ) -> ParticleCloud:
-            one = functools.partial(nnx.merge(graphdef, params).rollout, previous, current)
-            return each(lambda plan: one(plan, key), robot)
+        ) -> tuple[ParticleCloud, RobotPoints]:
+            model = nnx.merge(graphdef, params)
+            one = functools.partial(model.rollout, previous, current)
+            return each(lambda plan: one(plan, key), robot), each(model.expected, robot)
 
         @functools.partial(jax.jit, static_argnums=(3, 4))
         def render(
@@ -119,7 +119,7 @@ class World:
             return {}
         chosen = self.config.data.cameras or tuple(self.setup.cameras)
         return {
-            name: _scaled(self.setup.cameras[name], self.setup.sizes[name], self.size)
+            name: scaled(self.setup.cameras[name], self.setup.sizes[name], self.size)
             for name in chosen
         }
 
@@ -274,24 +274,28 @@ class World:
         observed = jax.tree.map(lambda x: np.repeat(x[None], count, axis=0), state.robot)
         robot = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), observed, planned)
 
-        def piece(first: int) -> ParticleCloud:
+        def piece(first: int) -> tuple[ParticleCloud, RobotPoints]:
             # The last chunk is filled up with its last plan, so that all have one shape.
             rows = np.minimum(np.arange(first, first + chunk), count - 1)
             some = jax.tree.map(lambda x: x[rows], robot)
             key = self.keys(state.episode, state.start, seed)[1]  # the same draws for every plan
-            cloud = self._rollout(self._params, state.previous, state.current, some, key)
+            cloud, goes = self._rollout(self._params, state.previous, state.current, some, key)
             if not features:
                 cloud = dataclasses.replace(cloud, features=cloud.features[..., :0])
-            return jax.tree.map(lambda x: np.asarray(x[: min(chunk, count - first)]), cloud)
+            goes = jax.tree.map(lambda x: x[:, OBSERVED_FRAMES:], goes)
+            own = min(chunk, count - first)
+            return jax.tree.map(lambda x: np.asarray(x[:own]), (cloud, goes))
 
         pieces = _in_parallel(piece, range(0, count, chunk))
-        clouds = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+        results = *jax.tree.map(lambda *x: np.concatenate(x), *pieces), planned
         if single:
-            clouds, planned = (jax.tree.map(lambda x: x[0], tree) for tree in (clouds, planned))
+            results = jax.tree.map(lambda x: x[0], results)
+        clouds, expected, planned = results
         return Future(
             start=state,
             clouds=clouds,
             robot=planned,
+            expected=expected,
             joint_targets=None,
             kinematics=None if self.setup is None else self.setup.robot,
             render_cloud=self._images,
@@ -310,7 +314,8 @@ class World:
         Raises:
           UserError: there is no camera of that name.
         """
-        return self._images(state.current, find_camera(state, camera), size or state.size)
+        view = find_camera(state, camera, size)
+        return self._images(state.current, view, size or state.size)
 
     def _images(self, cloud: ParticleCloud, camera: Camera, size: tuple[int, int]) -> Images:
         rendering = self._render(self._params, cloud, camera, *size)
@@ -371,7 +376,7 @@ def _colors(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "n 3"
     return to_uint8(np.where(cloud.mask[:, None], colors, 0.0))
 
 
-def _in_parallel(piece: Callable[[int], ParticleCloud], firsts: range) -> list[ParticleCloud]:
+def _in_parallel(piece: Callable[[int], Any], firsts: range) -> list[Any]:
     """Compute pieces of a batch: on CPU one per core, as one by itself does not keep all busy."""
     first, *others = firsts
     done = [piece(first)]  # alone, so that it is compiled once
@@ -390,8 +395,3 @@ def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> N
             f"{OBSERVED_FRAMES} observed and {steps} predicted steps do not fit. Ask for at most "
             f"{max(length - start - OBSERVED_FRAMES, 0)} steps, or an earlier start."
         )
-
-
-def _scaled(camera: Camera, old: tuple[int, int], new: tuple[int, int]) -> Camera:
-    intrinsics = scale_intrinsics(np.asarray(camera.intrinsics, np.float64), old, new)
-    return dataclasses.replace(camera, intrinsics=intrinsics.astype(np.float32))

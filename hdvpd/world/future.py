@@ -43,6 +43,7 @@ class Future:
       clouds: particles of every predicted step; the same particle in the same row as in
         `start.current`.
       robot: planned kinematic points of every predicted step.
+      expected: where they are expected to be, which is behind the plan with `model.tracking`.
       joint_targets: the plan, or None where it was given as points.
       kinematics: of the robot, or None where its model is not known.
       render_cloud: draws one cloud from one camera.
@@ -51,6 +52,7 @@ class Future:
     start: State
     clouds: ParticleCloud
     robot: RobotPoints
+    expected: RobotPoints
     joint_targets: Float[np.ndarray, "*batch j"] | None
     kinematics: Robot | None
     render_cloud: RenderCloud
@@ -112,6 +114,7 @@ class Future:
             self,
             clouds=jax.tree.map(take, self.clouds),
             robot=jax.tree.map(take, self.robot),
+            expected=jax.tree.map(take, self.expected),
             joint_targets=None if self.joint_targets is None else take(self.joint_targets),
         )
 
@@ -143,20 +146,27 @@ class Future:
                     "This future was rolled out without features, so it cannot be rendered; leave "
                     "features=False out."
                 )
-            views = self.cameras_over_time(camera, len(self))
+            views = self.cameras_over_time(camera, len(self), size)
             each = [
                 self.render_cloud(self.cloud(step), view, size or self.start.size)
                 for step, view in enumerate(views)
             ]
         return Images(*(np.stack([getattr(e, f.name) for e in each]) for f in _FIELDS))
 
-    def cameras_over_time(self, camera: str | Camera, steps: int) -> list[Camera]:
+    def cameras_over_time(
+        self, camera: str | Camera, steps: int, size: tuple[int, int] | None = None
+    ) -> list[Camera]:
         """Say where a camera is at every step: one on a link goes where the plan takes it.
+
+        Args:
+          camera: as in `render`.
+          steps: number of predicted steps.
+          size: as in `render`.
 
         Raises:
           UserError: there is no camera of that name.
         """
-        still = find_camera(self.start, camera)
+        still = find_camera(self.start, camera, size)
         link = self.start.mounts.get(camera) if isinstance(camera, str) else None
         joints, plan, robot = self.start.joints, self.joint_targets, self.kinematics
         if link is None or joints is None or plan is None or robot is None:
@@ -215,7 +225,7 @@ class Future:
         previous = self.start.current if len(self) == 1 else self.cloud(len(self) - 2)
         robot = jax.tree.map(
             lambda observed, planned: np.concatenate([observed, planned])[-2:],
-            self.start.robot, self.robot,
+            self.start.robot, self.expected,
         )  # fmt: skip
         joints, targets = self.start.joints, self.joint_targets
         if joints is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
+from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.world import saving
 
 Place = Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, "n"]]
@@ -265,8 +266,21 @@ class State:
         )
 
 
-def find_camera(state: State, camera: str | Camera) -> Camera:
-    """Return a camera itself, or the observed one of a name.
+def scaled(camera: Camera, old: tuple[int, int], new: tuple[int, int]) -> Camera:
+    """Return a camera for images of another height and width [px]."""
+    if new == old:
+        return camera
+    intrinsics = scale_intrinsics(np.asarray(camera.intrinsics, np.float64), old, new)
+    return dataclasses.replace(camera, intrinsics=intrinsics.astype(np.float32))
+
+
+def find_camera(state: State, camera: str | Camera, size: tuple[int, int] | None = None) -> Camera:
+    """Return a camera itself, or the observed one of a name, for images of a size.
+
+    Args:
+      state: that was observed.
+      camera: name of an observed one, or any other, which is for the size already.
+      size: height and width [px]; by default that of the observed images.
 
     Raises:
       UserError: there is no camera of that name.
@@ -278,7 +292,7 @@ def find_camera(state: State, camera: str | Camera) -> Camera:
             f"There is no camera {camera!r}; the state was observed by "
             f"{', '.join(state.cameras) or 'none'}. Give one of these names, or a hdvpd.Camera."
         )
-    return state.cameras[camera]
+    return scaled(state.cameras[camera], state.size, size or state.size)
 
 
 def _at(cloud: ParticleCloud, place: Place) -> np.ndarray:
