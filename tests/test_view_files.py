@@ -175,6 +175,16 @@ def test_reruns_file_is_whole_or_not_there(tmp_path):
         write_rerun(recording, tmp_path / "file" / "it.rrd")
 
 
+def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
+    needed("viser")
+    from hdvpd.viewing.offline import write_page
+
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="Could not write .*it.html: .*export again"):
+            write_page(make_recording(), folder / "it.html")
+
+
 def test_losses_of_a_run_that_is_written(tmp_path):
     needed("viser")
     from hdvpd.viewing.progress import filled, read_losses

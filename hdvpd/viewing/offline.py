@@ -6,7 +6,7 @@ from pathlib import Path
 
 import viser
 
-from hdvpd.basics.files import write
+from hdvpd.basics.files import explain_write_errors, write
 from hdvpd.viewing.recording import Recording
 from hdvpd.viewing.scene import SceneView, layers_of
 
@@ -55,6 +55,7 @@ def write_page(recording: Recording, file: Path) -> None:
     Raises:
       UserError: the disk is full or not writable.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     remedy = "Free some space or permit writing there, then export again."
+    with explain_write_errors(file, remedy):
+        file.parent.mkdir(parents=True, exist_ok=True)
     write(file, render_page(recording), remedy)
