@@ -21,6 +21,7 @@ from hdvpd.data.calibration import agreement
 from hdvpd.data.importers import conversions, lerobot, lerobot_info, video
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.faults import SourcePlace
+from hdvpd.data.importers.parquet import open_parquet
 from hdvpd.data.importers.readings import choose
 from hdvpd.data.store import Dataset
 
@@ -486,6 +487,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         change_table(column("observation.state", lambda v: [[0.0], *v[1:]])),
         ("expected equal rows of numbers",),
     ),
+    "state of unequal length, whose sum is as of equal ones": (
+        change_table(column("observation.state", lambda v: [v[0][:2], [*v[1], 0.0], *v[2:]])),
+        ("'observation.state' holds lists of 2 and 4 values, expected equal rows of numbers",),
+    ),
     "NaN state": (
         change_table(column("observation.state", nan_at(10))),
         ("episode episode_000001, frame 2", "joint_positions: a value is NaN"),
@@ -595,6 +600,46 @@ def test_truncated_video_and_table_of_version_2(tmp_path, urdf):
     (path / "meta" / "episodes.jsonl").write_text('{"episode_index": 0}\n')
     with pytest.raises(UserError, match=r"episodes\.jsonl: line 1 is no JSON object with"):
         import_dataset("lerobot", path, tmp_path / "other", robot=urdf)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        ([[1, 2], [3, 4, 5, 6]], pa.list_(pa.int64()), "lists of 2 and 4 values"),
+        ([[[1], [2, 3]], [[4, 5], [6]]], pa.list_(pa.list_(pa.int64())), "lists of 1 and 2 values"),
+        ([[1, 2], None], pa.list_(pa.int64()), "nulls"),
+        ([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2), "nulls"),
+        ([[1, None], [2, 3]], pa.large_list(pa.int64()), "nulls"),
+        ([[], []], pa.list_(pa.int64()), "empty lists"),
+        ([{"a": 1}, {"a": 2}], pa.struct([("a", pa.int64())]), "struct<a: int64>"),
+        ([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64()), "map<string, int64"),
+    ],
+)
+def test_rows_that_are_not_equal_numbers_are_refused(tmp_path, values, kind, words):
+    file = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": pa.array(values, kind)}), file)
+    with (
+        open_parquet(file) as table,
+        pytest.raises(UserError, match=r"table\.parquet: column 'x' holds .*equal rows") as caught,
+    ):
+        table.numbers("x")
+    assert words in str(caught.value)
+
+
+def test_equal_rows_of_any_depth_are_read_row_by_row(tmp_path):
+    file = tmp_path / "table.parquet"
+    columns = {
+        "one": pa.array([1, 2, 3]),
+        "lists": pa.array([[1, 2], [3, 4], [5, 6]], pa.large_list(pa.float32())),
+        "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2)),
+        "nested": pa.array([[[1], [2]], [[3], [4]], [[5], [6]]]),
+    }
+    pq.write_table(pa.table(columns), file)
+    with open_parquet(file) as table:
+        np.testing.assert_array_equal(table.numbers("one", 1), [[2], [3]])
+        for name in ("lists", "fixed", "nested"):
+            np.testing.assert_array_equal(table.numbers(name, 1), [[3, 4], [5, 6]])
+        assert table.numbers("lists", 1, 1).shape == (0, 1)
 
 
 def test_workers_and_interruptions_do_not_change_the_bytes(good, urdf, tmp_path):

@@ -47,17 +47,11 @@ class Table:
           UserError: it is missing or damaged, holds no numbers, or rows of unequal length; a
             `BadEpisodeError` where the file was opened for an episode.
         """
-        import pyarrow as pa
-
-        values: Any = self._column(name, first, stop)
-        rows = len(values)
-        while pa.types.is_nested(values.type) and hasattr(values, "flatten"):
-            if pa.types.is_struct(values.type):
-                break
-            values = values.flatten()
-        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-        if not numeric or values.null_count or (rows and len(values) % rows):
-            raise self.error(f"column {name!r} holds {values.type}, expected equal rows of numbers")
+        column = self._column(name, first, stop)
+        values, wrong = _flattened(column)
+        if wrong:
+            raise self.error(f"column {name!r} holds {wrong}, expected equal rows of numbers")
+        rows = len(column)
         return np.asarray(values, np.float64).reshape(rows, -1) if rows else np.zeros((0, 1))
 
     def stream(self, name: str, rows: Sequence[int]) -> Iterator[Any]:
@@ -151,3 +145,26 @@ def open_parquet(file: Path, place: SourcePlace | None = None) -> Iterator[Table
         raise fault(file, place, *wrong) from error
     with stream:
         yield Table(file, stream, place)
+
+
+def _flattened(values: Any) -> tuple[Any, str]:
+    """Flatten lists of any depth, and say what they hold if that is not equal rows of numbers."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    while any(are(values.type) for are in lists):
+        # Every level by itself: rows of 1 and 3 values hold as many as two of 2. Flattening leaves
+        # nulls out.
+        lengths = np.unique(compute.list_value_length(values.drop_null()))
+        if len(lengths) > 1:
+            return values, f"lists of {lengths[0]} and {lengths[-1]} values"
+        if values.null_count:
+            return values, "nulls"
+        if 0 in lengths:
+            return values, "empty lists"
+        values = values.flatten()
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return values, str(values.type)
+    return values, "nulls" if values.null_count else ""
