@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from extras import needed
-from recordings import BLUE, OBSERVED, TIMES, make_recording
+from recordings import BLUE, OBSERVED, TIMES, MadeUp, make_recording
 
 from hdvpd.basics.errors import UserError
 from hdvpd.data.kinematics import Skeleton
@@ -114,6 +114,34 @@ def test_edited_particles_keep_what_belongs_to_them():
     np.testing.assert_array_equal(twice.features[0][new], old)
 
 
+class Seen(MadeUp):
+    """What only cameras saw: the cube leaves to the left, all of it observed."""
+
+    def load(self, index, edits=()):
+        recording = make_recording(self.titles[index])
+        layers = {TRUTH: recording.layers[TRUTH]}
+        return dataclasses.replace(recording, layers=layers, num_observed=TIMES, ssim=None)
+
+
+def test_the_box_holds_what_is_seen_at_the_shown_time():
+    needed("viser")
+    from hdvpd.viewing.serving import served
+
+    pose = np.eye(4)
+    pose[:3, 3] = [0, 0, 0.3]
+    box = editing.Box(pose, np.full(3, 0.2))
+    with served(Seen(), "localhost", 0) as page:
+        for time, held in ((0, True), (TIMES - 1, False), (1, True)):
+            page.time.value = time
+            page.editor.select(box)
+            marked = page.editor.marked(TRUTH, time)
+            assert (marked is not None and marked.sum() == 507) == held
+    with served(MadeUp(), "localhost", 0) as page:  # a prediction starts from what was seen last
+        page.time.value = TIMES - 1
+        page.editor.select(box)
+        assert page.editor.marked(PREDICTION, TIMES - 1).sum() == 507
+
+
 def test_a_port_in_use_is_one_message():
     needed("viser")
     from hdvpd.viewing.serving import require_free
@@ -181,7 +209,7 @@ def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
 
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match="Could not write .*it.html: .*export again"):
+        with pytest.raises(UserError, match=r"Could not write .*it\.html: .*export again"):
             write_page(make_recording(), folder / "it.html")
 
 

@@ -28,6 +28,7 @@ class Editor:
         server: viser.ViserServer,
         center: Float[np.ndarray, "3"],
         *,
+        time: Callable[[], int],
         redraw: Callable[[], None],
         reload: Callable[[], None],
         say: Callable[[str], None],
@@ -37,6 +38,7 @@ class Editor:
         Args:
           server: viser's.
           center: where the box is at first [m].
+          time: returns which time is shown.
           redraw: is called after another selection.
           reload: is called after an edit.
           say: is told what cannot be done.
@@ -45,7 +47,7 @@ class Editor:
         self._scene = 0
         self._recording: Recording | None = None
         self._chosen: Box | None = None
-        self._redraw, self._reload, self._say = redraw, reload, say
+        self._time, self._redraw, self._reload, self._say = time, redraw, reload, say
         self._lay_out(server, center)
 
     def _lay_out(self, server: viser.ViserServer, center: Float[np.ndarray, "3"]) -> None:
@@ -93,7 +95,7 @@ class Editor:
         self._count.value = "0 particles"
 
     def select(self, box: Box) -> None:
-        """Select what a box holds, and say how much that is."""
+        """Select what a box holds and say how much: where a rollout starts, else as shown."""
         self._chosen = box
         held = self._held()
         self._count.value = f"{held} particles"
@@ -129,8 +131,11 @@ class Editor:
         return particles.mask[time] & self._chosen.holds(particles.positions[when])
 
     def _held(self) -> int:
+        """Count what is selected: where a rollout starts or, where there is none, as shown."""
         if self._recording is None:
             return 0
-        layer = PREDICTION if PREDICTION in self._recording.layers else TRUTH
-        marked = self.marked(layer, self._recording.last_observed)
+        if PREDICTION in self._recording.layers:
+            marked = self.marked(PREDICTION, self._recording.last_observed)
+        else:  # its last frame may be long after the shown one
+            marked = self.marked(TRUTH, self._time())
         return 0 if marked is None else int(marked.sum())

@@ -61,6 +61,11 @@ class Page:
         """What is drawn."""
         return self.view.recording
 
+    @property
+    def shown_time(self) -> int:
+        """Which of the recording's times is drawn."""
+        return min(int(self.time.value), self.recording.num_times - 1)
+
     def _lay_out(self) -> None:
         gui = self.server.gui
         self._status = gui.add_text("status", "ready", disabled=True)
@@ -92,6 +97,7 @@ class Page:
         self.editor = Editor(
             self.server,
             np.mean(self.recording.workspace, axis=0),
+            time=lambda: self.shown_time,
             redraw=self.redraw,
             reload=self.reload,
             say=self.say,
@@ -164,7 +170,7 @@ class Page:
     def redraw(self) -> None:
         """Draw what the controls say."""
         with self._busy:
-            time = min(int(self.time.value), self.recording.num_times - 1)
+            time = self.shown_time
             self._when.value = self.recording.describe(time)
             self.view.draw(
                 time,
