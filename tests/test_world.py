@@ -3,10 +3,13 @@
 import dataclasses
 import functools
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from data_tools import replace_arrays
 from extras import needed
 from flax import nnx
 from PIL import Image
@@ -21,6 +24,7 @@ from hdvpd.dynamics.tracking import Tracking
 from hdvpd.evaluation.rollouts import window_keys
 from hdvpd.model.compiled import make_compiler
 from hdvpd.planning.costs import GoalImage
+from hdvpd.viewing import rollouts
 from hdvpd.world import actions, command
 from hdvpd.world.base import World
 from hdvpd.world.truth import read_truth, score
@@ -399,6 +403,39 @@ def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_pat
     (tmp_path / "mine" / "notes.txt").write_text("precious")
     assert rollout(small_run, tmp_path / "mine") == 2
     assert "no earlier rollout" in capsys.readouterr().err
+
+
+def test_what_the_robot_did_is_seen_by_the_cameras_that_it_carried(
+    loaded, small_world, small_run, synthetic_dataset, tmp_path, monkeypatch
+):
+    data, out = Path(shutil.copytree(synthetic_dataset, tmp_path / "data")), tmp_path / "out"
+    still = Dataset(data).read(EPISODE, "cameras/cam1/camera_to_world")
+    went = np.stack([still] * Dataset(data).episode(EPISODE).length)
+    went[:, 0, 3] += 0.02 * np.arange(len(went))
+    replace_arrays(data, EPISODE, {"cameras/cam1/camera_to_world": went.astype(still.dtype)})
+    words = ("--steps", str(STEPS), "--data", str(data))
+    assert rollout(small_run, out, *words) == 0
+    monkeypatch.setattr(rollouts, "load", lambda *_: small_world)
+    recording = rollouts.RolloutSource(out).load(0)
+    seen = np.asarray(recording.camera.camera_to_world)[2:, 1]
+    np.testing.assert_allclose(seen, went[2 : 2 + STEPS], atol=1e-6)
+    state = small_world.state_from(data, EPISODE)
+    points = small_world.recorded_points(data, EPISODE, 0, STEPS)
+    last = small_world.rollout_points(state, points).cloud(STEPS - 1)
+    pose = went[1 + STEPS].astype(np.float32)
+    view = dataclasses.replace(state.cameras["cam1"], camera_to_world=pose)
+    expected = small_world.render(dataclasses.replace(state, current=last), view).rgb
+    with Image.open(out / "recorded" / "cam1" / f"rgb-{STEPS - 1:02d}.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), expected)
+
+
+def test_a_rollout_leaves_those_alone_whose_names_go_on(loaded, small_run, tmp_path):
+    others = tmp_path / ".partial-out-2-4711"
+    others.mkdir()
+    (tmp_path / ".partial-out-4711").mkdir()
+    assert rollout(small_run, tmp_path / "out", "--steps", str(STEPS)) == 0
+    assert others.is_dir()
+    assert not (tmp_path / ".partial-out-4711").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """Recordings of what `hdvpd rollout` and `hdvpd plan` wrote, rolled out again to be edited."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Camera, RgbdFrames, RobotPoints
+from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.viewing.editing import Edit
 from hdvpd.viewing.models import ModelSource, cameras_of, scores
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Recording, bones
@@ -50,9 +53,12 @@ class RolloutSource(ModelSource):
         state = self._state
         for edit in edits:
             state = edit.of_state(state)
-        future = self._future(state, self._plans[index])
+        future, recorded = self._future(state, self._plans[index]), self._recorded(index)
+        if recorded is not None:
+            went = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], recorded.camera)
+            future = dataclasses.replace(future, seen_from=went)
         camera = cameras_of(future)
-        truth = None if edits else self._truth(self._plans[index])
+        truth = None if edits or recorded is None else self._truth(recorded)
         layers, ssim = {PREDICTION: self.predicted(future, camera)}, None
         if truth is not None:
             layers = {TRUTH: truth, **layers}
@@ -81,12 +87,16 @@ class RolloutSource(ModelSource):
         )
         return self.trained.rollout_points(state, points)
 
-    def _truth(self, plan: Path) -> Layer | None:
-        if not (plan / TRUTH_FILE).is_file():
+    def _recorded(self, index: int) -> RgbdFrames | None:
+        """Read the frames, axes (t v), that are known to have followed; None if none are."""
+        file = self._plans[index] / TRUTH_FILE
+        if not file.is_file():
             return None
-        arrays, _ = saving.read_npz(plan / TRUTH_FILE, "truth")
+        arrays, _ = saving.read_npz(file, "truth")
         camera = Camera(arrays["intrinsics"], arrays["camera_to_world"])
-        frames = RgbdFrames(rgb=arrays["rgb"], depth_m=arrays["depth_m"], camera=camera)
+        return RgbdFrames(rgb=arrays["rgb"], depth_m=arrays["depth_m"], camera=camera)
+
+    def _truth(self, frames: RgbdFrames) -> Layer:
         far = self.trained.config.render.far
         particles = seen_particles(frames, self.trained.workspace, far)
-        return Layer(particles, arrays["rgb"], arrays["depth_m"])
+        return Layer(particles, np.asarray(frames.rgb), np.asarray(frames.depth_m))

@@ -1,6 +1,7 @@
 """`hdvpd rollout`: what a model predicts for recorded or other actions, as files."""
 
 import contextlib
+import dataclasses
 import glob
 import os
 import shutil
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from hdvpd.basics import files
@@ -15,6 +17,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float, RobotPoints
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.store import Dataset
+from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.world.actions import read_actions, too_fast
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
@@ -131,6 +134,8 @@ def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int
     if order.points is not None:
         future = world.rollout_points(state, order.points)
         truth = read_truth(world, dataset, state.episode, state.start, len(future))
+        went = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], truth.camera)
+        future = dataclasses.replace(future, seen_from=went)
     else:
         assert order.targets is not None
         future = world.rollout(state, order.targets)
@@ -175,7 +180,8 @@ def replacing(out: Path) -> Iterator[Path]:
     staging = out.with_name(f".partial-{out.name}-{os.getpid()}")
     with files.explain_write_errors(out, _REMEDY):
         for left in out.parent.glob(f".partial-{glob.escape(out.name)}-*"):  # of killed processes
-            shutil.rmtree(left, ignore_errors=True)
+            if left.name.rpartition("-")[0] == f".partial-{out.name}":  # no other name's beginning
+                shutil.rmtree(left, ignore_errors=True)
         try:
             staging.mkdir(parents=True)
             yield staging

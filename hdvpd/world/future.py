@@ -47,6 +47,7 @@ class Future:
       joint_targets: the plan, or None where it was given as points.
       kinematics: of the robot, or None where its model is not known.
       render_cloud: draws one cloud from one camera.
+      seen_from: where the cameras of `start` are known to have gone, axes (s v), or None.
     """
 
     start: State
@@ -56,6 +57,7 @@ class Future:
     joint_targets: Float[np.ndarray, "*batch j"] | None
     kinematics: Robot | None
     render_cloud: RenderCloud
+    seen_from: Camera | None = None
 
     def __len__(self) -> int:
         """Return the number of predicted steps."""
@@ -156,7 +158,10 @@ class Future:
     def cameras_over_time(
         self, camera: str | Camera, steps: int, size: tuple[int, int] | None = None
     ) -> list[Camera]:
-        """Say where a camera is at every step: one on a link goes where the plan takes it.
+        """Say where a camera is at every step.
+
+        One of the state is where it is known to have been; else, on a link of the robot, it goes
+        where joint targets take it; else it stands still.
 
         Args:
           camera: as in `render`.
@@ -167,6 +172,10 @@ class Future:
           UserError: there is no camera of that name.
         """
         still = find_camera(self.start, camera, size)
+        if isinstance(camera, str) and self.seen_from is not None:
+            view = list(self.start.cameras).index(camera)
+            poses = np.asarray(self.seen_from.camera_to_world)[:steps, view]
+            return [dataclasses.replace(still, camera_to_world=pose) for pose in poses]
         link = self.start.mounts.get(camera) if isinstance(camera, str) else None
         joints, plan, robot = self.start.joints, self.joint_targets, self.kinematics
         if link is None or joints is None or plan is None or robot is None:
