@@ -110,6 +110,37 @@ def test_a_new_checkpoint_is_taken(source, small_run, tmp_path, monkeypatch):
     assert not source.refresh()
 
 
+def test_a_damaged_checkpoint_is_tried_once(small_run, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(small_run, folder)
+    checkpoints, tried = folder / "checkpoints", []
+
+    def arrives(step, *, sound):
+        shutil.copytree(checkpoints / "3", checkpoints / f".{step}")
+        if not sound:
+            (checkpoints / f".{step}" / "digest.json").unlink()
+        (checkpoints / f".{step}").rename(checkpoints / str(step))
+
+    arrives(5, sound=False)
+    source = RunSource(folder, steps=STEPS)
+    assert source.world.step == 3
+    update = source.world.update
+    monkeypatch.setattr(source.world, "update", lambda: tried.append(update()))
+    assert not source.refresh()
+    assert tried == []  # it was tried when the run was opened
+    arrives(7, sound=False)
+    assert [source.refresh() for _ in range(3)] == [False] * 3
+    assert len(tried) == 1
+    for step in ("5", "7"):  # as a training does that goes on before them
+        (checkpoints / step).rename(checkpoints / f"{step}.aside")
+    assert not source.refresh()
+    arrives(7, sound=True)
+    assert source.refresh()
+    assert source.world.step == 7
+    assert not source.refresh()
+    assert len(tried) == 2
+
+
 def test_before_the_first_checkpoint_there_is_truth_alone(small_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_bytes((small_run / "config.toml").read_bytes())

@@ -58,7 +58,8 @@ class RunSource(ModelSource):
         (self.folder,) = find_runs([folder]).values()
         self.name = str(folder)
         self.config: Config = load_config(str(self.folder / "config.toml"))
-        if checkpoint_step is not None or self.newest() is not None or not self.in_training():
+        self._tried = self.newest()
+        if checkpoint_step is not None or self._tried is not None or not self.in_training():
             self.world = load(self.folder, checkpoint_step)
         self.watched = checkpoint_step is None
         self.dataset = open_dataset(self.config.data)
@@ -92,19 +93,27 @@ class RunSource(ModelSource):
         return (self.newest() or 0) < self.config.train.num_steps
 
     def refresh(self) -> bool:
-        """Take the newest checkpoint, if it is another than the one in use.
+        """Take the newest sound checkpoint, if it is another than the one in use.
+
+        A newest one that is damaged is tried once, not whenever this is called.
 
         Returns:
           Whether it was.
+
+        Raises:
+          UserError: none is sound, or one is replaced while it is read.
         """
-        newest = self.newest()
-        if newest is None or (self.world is not None and self.world.step == newest):
+        newest, used = self.newest(), None if self.world is None else self.world.step
+        if newest == self._tried:
+            return False
+        self._tried = newest
+        if newest in (None, used):
             return False
         if self.world is None:
             self.world = load(self.folder)
         else:
             self.world.update()
-        return True
+        return self.world.step != used
 
     def load(self, index: int, edits: Sequence[Edit] = ()) -> Recording:
         """Roll a window out; what was edited, or has actions of its own, has no truth."""
