@@ -1,6 +1,7 @@
 """Broken sources: one line that names file, episode and frame, status 2, nothing left behind."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from PIL import Image
 
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
+from hdvpd.data.corrections import CameraCorrection, Corrections, JointCorrection
 from hdvpd.data.importers.sidecar import read_sidecar
 from hdvpd.data.importers.unpickling import StandIn, UnsafePickleError, read_pickle
 
@@ -1101,3 +1103,57 @@ def test_the_calibration_of_opencv_counts_pixels_from_their_centres(tmp_path):
     file.write_text(json.dumps({"version": 1, "cameras": {"a": camera}}))
     with pytest.raises(UserError, match=r"cameras\.a\.axes"):
         read_sidecar(file)
+
+
+PLAIN_CORRECTIONS = Corrections(
+    {"a": CameraCorrection(lag_s=0.5)},
+    np.diag([-1.0, -1, 1, 1]),
+    {"elbow": JointCorrection(0.1, "fore", ("fore",), np.eye(6)[2])},
+).as_plain()
+EVERY_KEY = {
+    "version": 1,
+    "cameras": {
+        "a": {"image_size": [24, 32], "intrinsics": [[30, 0, 16], [0, 30, 12], [0, 0, 1]],
+              "camera_to_world": np.eye(4).tolist(), "camera_to_link": np.eye(4).tolist(),
+              "link": "hand", "axes": "opencv", "pixel_centre": 0.5, "depth_unit_m": 0.001,
+              "rgb": "a/rgb", "depth": "a/depth"}
+    },
+    "joints": [{"name": "grip", "unit": "m", "arm": "left", "drives": {"any_name": 1}}],
+    "end_effectors": [{"name": "tool", "arm": "left"}],
+    "robot": {"base_to_world": np.eye(4).tolist()},
+    "workspace": {"min": [0, 0, 0], "max": [1, 1, 1]},
+    "extrinsics": {"direction": "world-to-camera", "axes": "opencv"},
+    "corrections": {**PLAIN_CORRECTIONS, "sha256": "as in a file that was copied"},
+}  # fmt: skip
+
+
+def test_every_key_of_a_calibration_file_is_read(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(EVERY_KEY))
+    assert set(read_sidecar(file).corrections.joints) == {"elbow"}
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "words"),
+    [
+        ((), "workspce", "it has the unknown key 'workspce'; did you mean 'workspace'?"),
+        ((), "colour", "unknown key 'colour'; known are version, cameras, joints, "),
+        (("cameras", "a"), "pixel_center", "cameras.a has the unknown key 'pixel_center'; did you"),
+        (("joints", 0), "units", "joints[0] has the unknown key 'units'; did you mean 'unit'?"),
+        (("end_effectors", 0), "arms", "end_effectors[0] has the unknown key 'arms'; did you mean"),
+        (("robot",), "base_to_wrld", "robot has the unknown key 'base_to_wrld'; did you mean"),
+        (("workspace",), "lower", "workspace has the unknown key 'lower'; known are min, max"),
+        (("extrinsics",), "axis", "extrinsics has the unknown key 'axis'; did you mean 'axes'?"),
+        (("corrections",), "camera", "corrections has the unknown key 'camera'; did you mean"),
+        (("corrections", "robot"), "joint", "corrections.robot has the unknown key 'joint'; did"),
+        (("corrections", "robot", "joints", "elbow"), "ofset", "joints.elbow has the unknown key"),
+    ],
+)
+def test_unknown_keys_are_refused_at_every_level(path, wrong, words, tmp_path):
+    raw = json.loads(json.dumps(EVERY_KEY))
+    functools.reduce(lambda level, key: level[key], path, raw)[wrong] = 0
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"c\.json: ") as caught:
+        read_sidecar(file)
+    assert words in str(caught.value)

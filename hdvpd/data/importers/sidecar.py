@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hdvpd.basics.errors import UserError
+from hdvpd.basics import sealed
+from hdvpd.basics.errors import UserError, nearest
 from hdvpd.basics.types import Float
 from hdvpd.data import pinhole
 from hdvpd.data.corrections import Corrections, parse_corrections
@@ -25,10 +26,14 @@ FILE_NAME = "hdvpd_calibration.json"
 VERSION = 1
 SAFE_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 UNITS = ("rad", "m", "1")
-_CAMERA_KEYS = {
+_KEYS = (
+    "version", "cameras", "joints", "end_effectors", "robot", "workspace", "extrinsics",
+    "corrections",
+)  # fmt: skip
+_CAMERA_KEYS = (
     "rgb", "depth", "image_size", "intrinsics", "camera_to_world", "camera_to_link", "link",
     "axes", "depth_unit_m", "pixel_centre",
-}  # fmt: skip
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,11 @@ def read_sidecar(file: Path) -> Sidecar:
     """Read a calibration file.
 
     Raises:
-      UserError: it is missing, damaged, of another version, or a value is impossible.
+      UserError: it is missing, damaged, of another version, or a key or value is impossible.
     """
     raw = _read(file)
     try:
+        _require_known(raw, _KEYS, "it")
         return Sidecar(
             file=file,
             cameras={
@@ -101,13 +107,13 @@ def read_sidecar(file: Path) -> Sidecar:
                 _joint(joint, f"joints[{k}]") for k, joint in enumerate(_list(raw, "joints"))
             ),
             end_effectors=tuple(
-                (_name(tool.get("name"), f"end_effectors[{k}].name"), str(tool.get("arm", "")))
+                _tool(tool, f"end_effectors[{k}]")
                 for k, tool in enumerate(_list(raw, "end_effectors"))
             ),
             base_to_world=_base(_object(raw.get("robot", {}), "robot")),
             workspace=_workspace(raw.get("workspace")),
             extrinsics=_extrinsics(raw.get("extrinsics")),
-            corrections=parse_corrections(raw["corrections"], file)
+            corrections=_corrections(raw["corrections"], file)
             if "corrections" in raw
             else Corrections(),
         )
@@ -138,9 +144,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 def _camera(raw: Any, key: str) -> SidecarCamera:
     raw = _object(raw, key)
     _name(key.partition(".")[2], "cameras")
-    unknown = sorted(set(raw) - _CAMERA_KEYS)
-    if unknown:
-        raise _FaultError(f"{key} has the unknown key {unknown[0]!r}.")
+    _require_known(raw, _CAMERA_KEYS, key)
     axes = raw.get("axes", "opencv")
     if axes not in pinhole.AXES:
         raise _FaultError(f"{key}.axes = {axes!r} should be one of {', '.join(pinhole.AXES)}.")
@@ -173,6 +177,7 @@ def _camera(raw: Any, key: str) -> SidecarCamera:
 
 def _joint(raw: Any, key: str) -> Joint:
     raw = _object(raw, key)
+    _require_known(raw, ("name", "unit", "arm", "drives"), key)
     unit = raw.get("unit", "rad")
     if unit not in UNITS:
         raise _FaultError(f"{key}.unit = {unit!r} should be one of {', '.join(UNITS)}.")
@@ -188,7 +193,13 @@ def _joint(raw: Any, key: str) -> Joint:
     )
 
 
+def _tool(raw: Mapping[str, Any], key: str) -> tuple[str, str]:
+    _require_known(raw, ("name", "arm"), key)
+    return _name(raw.get("name"), f"{key}.name"), str(raw.get("arm", ""))
+
+
 def _base(raw: Mapping[str, Any]) -> Float[np.ndarray, "4 4"] | None:
+    _require_known(raw, ("base_to_world",), "robot")
     if "base_to_world" not in raw:
         return None
     return _matrix(raw["base_to_world"], (4, 4), "robot.base_to_world")
@@ -198,6 +209,7 @@ def _workspace(raw: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     if raw is None:
         return None
     raw = _object(raw, "workspace")
+    _require_known(raw, ("min", "max"), "workspace")
     low = _matrix(raw.get("min"), (3,), "workspace.min")
     high = _matrix(raw.get("max"), (3,), "workspace.max")
     if not (low < high).all():
@@ -209,6 +221,7 @@ def _extrinsics(raw: Any) -> conversions.PoseReading | None:
     if raw is None:
         return None
     raw = _object(raw, "extrinsics")
+    _require_known(raw, ("direction", "axes"), "extrinsics")
     direction, axes = raw.get("direction"), raw.get("axes", "opencv")
     known = get_args(conversions.Direction)
     if direction not in known:
@@ -216,6 +229,26 @@ def _extrinsics(raw: Any) -> conversions.PoseReading | None:
     if axes not in pinhole.AXES:
         raise _FaultError(f"extrinsics.axes = {axes!r} should be one of {', '.join(pinhole.AXES)}.")
     return conversions.PoseReading(direction, axes)
+
+
+def _corrections(raw: Any, file: Path) -> Corrections:
+    parsed = parse_corrections(raw, file)  # which checks the keys of cameras
+    # A digest is that of the file from which it was copied.
+    _require_known(raw, ("format", "version", "cameras", "robot", sealed.KEY), "corrections")
+    robot = raw.get("robot", {})
+    _require_known(robot, ("pose", "joints"), "corrections.robot")
+    for name, joint in robot.get("joints", {}).items():
+        known = ("offset", "link", "moves", "twist")
+        _require_known(joint, known, f"corrections.robot.joints.{name}")
+    return parsed
+
+
+def _require_known(raw: Mapping[str, Any], known: Sequence[str], key: str) -> None:
+    for name in raw:
+        if name not in known:
+            near = nearest(name, known)
+            meant = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}."
+            raise _FaultError(f"{key} has the unknown key {name!r}; {meant}")
 
 
 def _matrix(raw: Any, shape: tuple[int, ...], key: str) -> np.ndarray:
