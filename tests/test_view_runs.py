@@ -39,9 +39,22 @@ def recording(source):
     return source.load(0)
 
 
+@pytest.fixture
+def rollout(source, tmp_path, monkeypatch):
+    """A folder of two plans, rolled out from episode 8."""
+    from hdvpd.world.command import roll_out
+
+    monkeypatch.setattr("hdvpd.world.command.load", lambda run, step: source.world)
+    monkeypatch.setattr("hdvpd.viewing.rollouts.load", lambda run, step: source.world)
+    np.save(tmp_path / "wait.npy", np.zeros((STEPS, 3), np.float32))
+    actions = ("8", str(tmp_path / "wait.npy"))
+    roll_out(source.folder, episode=8, out=tmp_path / "it", actions=actions, steps=STEPS)
+    return tmp_path / "it"
+
+
 def test_a_data_set_is_shown_as_it_was_measured(synthetic_dataset):
     source = DatasetSource(synthetic_dataset)
-    recording = source.load(source.find(9))
+    recording = source.load(9)
     assert len(source.titles) == 10
     assert recording.num_times == recording.num_observed == 7
     assert set(recording.layers) == {TRUTH}
@@ -53,7 +66,7 @@ def test_a_data_set_is_shown_as_it_was_measured(synthetic_dataset):
     with pytest.raises(UserError, match="no model"):
         source.render(recording, 0, np.eye(4), 1.0)
     with pytest.raises(UserError, match="no episode 99"):
-        source.find(99)
+        DatasetSource(synthetic_dataset, 99)
 
 
 def test_a_run_in_progress_rolls_out_its_validation(source, recording):
@@ -151,16 +164,10 @@ def test_before_the_first_checkpoint_there_is_truth_alone(small_run, tmp_path):
         source.render(recording, 0, np.eye(4, dtype=np.float32), 1.0)
 
 
-def test_a_rollout_folder_is_opened(source, recording, tmp_path, monkeypatch):
+def test_a_rollout_folder_is_opened(recording, rollout):
     from hdvpd.viewing.main import open_source
-    from hdvpd.world.command import roll_out
 
-    monkeypatch.setattr("hdvpd.world.command.load", lambda run, step: source.world)
-    monkeypatch.setattr("hdvpd.viewing.rollouts.load", lambda run, step: source.world)
-    np.save(tmp_path / "wait.npy", np.zeros((STEPS, 3), np.float32))
-    actions = ("8", str(tmp_path / "wait.npy"))
-    roll_out(source.folder, episode=8, out=tmp_path / "it", actions=actions, steps=STEPS)
-    opened = open_source(tmp_path / "it")
+    opened = open_source(rollout)
     assert opened.titles == ("recorded", "wait")
     again = opened.load(0)
     # The same window as the run's own scene: the same pictures, truth and scores.
@@ -173,9 +180,9 @@ def test_a_rollout_folder_is_opened(source, recording, tmp_path, monkeypatch):
     pose[:3, 3] = particles.positions[1][particles.mask[1]].mean(0)
     changed = opened.load(1, [editing.Edit("remove", editing.Box(pose, np.full(3, 0.3)), pose)])
     assert set(changed.layers) == {PREDICTION}
-    (tmp_path / "it" / "rollout.json").write_text('{"plans": []}')
+    (rollout / "rollout.json").write_text('{"plans": []}')
     with pytest.raises(UserError, match="Write the rollout again"):
-        open_source(tmp_path / "it")
+        open_source(rollout)
 
 
 def test_the_commands_of_the_page(synthetic_dataset, tmp_path, monkeypatch, capsys):
@@ -202,6 +209,76 @@ def test_mistakes_are_one_message(tmp_path, small_run, capsys):
     assert "neither the folder of a run" in refused("view", str(tmp_path))
     assert "--episode" in refused("view", str(small_run), "--port", "0", "--actions", "a.npy")
     assert "should end in .rrd" in refused("export", str(small_run), "--out", "it.html")
+
+
+@pytest.mark.parametrize("verb", ["view", "export"])
+def test_flags_that_a_source_has_no_use_for_are_refused(
+    verb, synthetic_dataset, small_run, rollout, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hdvpd.viewing.serving.serve", lambda *_: pytest.fail("it is shown"))
+    before = sorted(tmp_path.iterdir())
+
+    def refused(folder: Path, *words: str) -> str:
+        port = ("--port", "0") if verb == "view" else ("--format", "html")
+        assert command([verb, str(folder), *port, *words]) == 2
+        assert sorted(tmp_path.iterdir()) == before
+        text = capsys.readouterr().err
+        assert text.count("\n") == 1
+        return text
+
+    told = refused(synthetic_dataset, "--episode", "0", "--actions", "f.npy")
+    assert f"--actions f.npy: {synthetic_dataset} is a data set" in told
+    assert "--episode 0" not in told
+    told = refused(synthetic_dataset, "--start", "2", "--steps", "3", "--step", "7")
+    assert "--start 2, --steps 3, --step 7: " in told
+    assert "no episode 99" in refused(synthetic_dataset, "--episode", "99")
+    told = refused(rollout, "--actions", "f.npy", "--episode", "0")
+    assert f"--episode 0, --actions f.npy: {rollout} holds plans" in told
+    assert "--start 3 needs to know in which episode" in refused(small_run, "--start", "3")
+    if verb == "view":
+        assert "--split test: " in refused(synthetic_dataset, "--split", "test")
+        assert "--actions a.npy b.npy: " in refused(rollout, "--actions", "a.npy", "b.npy")
+
+
+def test_the_episode_of_a_data_set_is_the_one_that_is_shown(synthetic_dataset, monkeypatch):
+    from hdvpd.viewing import main
+
+    shown = []
+    monkeypatch.setattr("hdvpd.viewing.serving.serve", lambda *words: shown.append(words) or 0)
+    chosen = {"start": 0, "actions": (), "split": None, "steps": None, "checkpoint_step": None}
+    for episode in (None, 7):
+        assert (
+            main.view(synthetic_dataset, host="localhost", port=0, episode=episode, **chosen) == 0
+        )
+    (whole, *_), (one, *_) = shown
+    assert whole.episodes == tuple(range(10))
+    assert one.episodes == (7,)
+    assert one.titles == whole.titles[7:8]
+    again, known = one.load(0), whole.load(7)
+    np.testing.assert_array_equal(again.layers[TRUTH].rgb, known.layers[TRUTH].rgb)
+
+
+def test_the_episode_that_is_named_is_exported(synthetic_dataset, source, tmp_path, monkeypatch):
+    from hdvpd.viewing import main
+
+    written = []
+    monkeypatch.setattr("hdvpd.viewing.offline.write_page", lambda *words: written.append(words))
+    monkeypatch.chdir(tmp_path)
+    np.save("wait.npy", np.zeros((STEPS, 3), np.float32))
+    main.export(synthetic_dataset, out=None, form="html", episode=0)
+    main.export(synthetic_dataset, out=None, form="html", episode=9)
+    actions = tmp_path / "wait.npy"
+    main.export(source.folder, out=None, form="html", episode=9, actions=actions, steps=STEPS)
+    names = [file.name for _, file in written]
+    run = source.folder.name
+    assert names == [
+        "synthetic-episode-0000.html", "synthetic-episode-0009.html", f"{run}-episode-0009.html",
+    ]  # fmt: skip
+    assert [recording.title.partition(",")[0] for recording, _ in written] == [
+        "episode 0", "episode 9", "episode 9 from frame 0",
+    ]  # fmt: skip
+    assert written[-1][0].title.endswith("wait.npy")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -27,20 +27,53 @@ def require(module: str, extra: str, purpose: str) -> None:
         ) from error
 
 
+_UNSET: Mapping[str, Any] = {
+    "split": None, "episode": None, "start": 0, "actions": (), "steps": None,
+    "checkpoint_step": None,
+}  # fmt: skip
+"""What can be chosen of a source, and its value where nothing was."""
+
+
+def _refuse_flags(chosen: Mapping[str, Any], why: str) -> None:
+    """Refuse what was chosen of a source that has no use for it.
+
+    Raises:
+      UserError: naming the flags with their values, then saying why.
+    """
+    flags = []
+    for name, value in chosen.items():
+        if value != _UNSET[name]:
+            told = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            flags.append(f"--{'step' if name == 'checkpoint_step' else name} {told}")
+    if flags:
+        raise UserError(f"{', '.join(flags)}: {why}")
+
+
 def open_source(path: Path, **chosen: Any) -> AbstractSource:
     """Open whatever a folder holds.
 
     Args:
       path: of a run, of a data set or of a rollout, or the name of a run in `runs/`.
-      **chosen: of a run: see `RunSource`.
+      **chosen: of a run: see `RunSource`; of a data set: `episode`, the only one to show.
 
     Raises:
-      UserError: the folder holds none of them, or is damaged.
+      UserError: the folder holds none of them, is damaged, has no such episode, or has no use for
+        something that was chosen.
     """
     if (path / ROLLOUT_FILE).is_file():
+        _refuse_flags(
+            chosen,
+            f"{path} holds plans, which are rolled out as they were written. Leave this out, or "
+            "name the run that made them.",
+        )
         return RolloutSource(path)
     if (path / "dataset.json").is_file() and not (path / "config.toml").is_file():
-        return DatasetSource(path)
+        _refuse_flags(
+            {name: value for name, value in chosen.items() if name != "episode"},
+            f"{path} is a data set, whose episodes are shown as they were recorded. Leave this "
+            "out, or name a run, such as runs/demo, to see rollouts.",
+        )
+        return DatasetSource(path, chosen.get("episode"))
     if any((folder / "config.toml").is_file() for folder in (path, Path("runs") / path)):
         return RunSource(path, **chosen)
     raise UserError(
@@ -82,7 +115,7 @@ def export(
       path: see `open_source`.
       out: the file; None is named after source and episode, in the present folder.
       form: one of `FORMATS`.
-      episode: which episode; None takes the first.
+      episode: of a run or a data set: which episode; None takes the first.
       start: of a run: its first observed frame.
       actions: of a run: joint targets instead of the recorded ones.
       **chosen: see `open_source`.
@@ -91,7 +124,8 @@ def export(
       The file.
 
     Raises:
-      UserError: a package is missing, there is no such episode, or the disk refuses.
+      UserError: a package is missing, the source has no such episode or no use for something that
+        was chosen, or the disk refuses.
     """
     if out is not None and out.suffix != FORMATS[form]:
         raise UserError(f"--out {out} should end in {FORMATS[form]} for --format {form}.")
@@ -103,9 +137,7 @@ def export(
         from hdvpd.viewing.offline import write_page as write
     own = () if actions is None else (actions,)
     source = open_source(path, episode=episode, start=start, actions=own, **chosen)
-    scene = 0 if episode is None else source.find(episode)
-    if actions is not None:
-        scene = len(source.titles) - 1
+    scene = len(own)  # the first one has the recorded actions
     if out is None:
         stem = f"{path.resolve().name}-episode-{source.episodes[scene]:04d}"
         out = Path(stem + FORMATS[form])

@@ -52,8 +52,12 @@ class RunSource(ModelSource):
           actions: files of joint targets, each a scene of its own, from that frame on.
 
         Raises:
-          UserError: run, checkpoint, data set or actions are missing, damaged or do not fit.
+          UserError: run, checkpoint, data set or actions are missing, damaged or do not fit; or
+            start or actions are given without an episode.
         """
+        if episode is None and (actions or start):
+            flag = "--actions" if actions else f"--start {start}"
+            raise UserError(f"{flag} needs to know in which episode it starts: add --episode N.")
         super().__init__()
         (self.folder,) = find_runs([folder]).values()
         self.name = str(folder)
@@ -65,8 +69,6 @@ class RunSource(ModelSource):
         self.dataset = open_dataset(self.config.data)
         self._length = OBSERVED_FRAMES + (steps or self.config.eval.num_steps)
         self._plans: tuple[np.ndarray | None, ...] = ()
-        if episode is None and actions:
-            raise UserError("--actions needs to know where it starts: add --episode N.")
         if episode is None:
             split = split or ("validation" if self.in_training() else "test")
             self.windows = WindowIndex(self.dataset, split, self._length).spread(1)

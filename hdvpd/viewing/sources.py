@@ -45,17 +45,6 @@ class AbstractSource(abc.ABC):
             is predicted.
         """
 
-    def find(self, episode: int) -> int:
-        """Return the first scene of an episode.
-
-        Raises:
-          UserError: there is none.
-        """
-        if episode not in self.episodes:
-            there = ", ".join(map(str, sorted(set(self.episodes))))
-            raise UserError(f"{self.name} shows no episode {episode}; it shows {there}.")
-        return self.episodes.index(episode)
-
     def render(
         self, recording: Recording, time: int, camera_to_world: Float[np.ndarray, "4 4"], fov: float
     ) -> UInt8[np.ndarray, "h w 3"]:
@@ -77,24 +66,27 @@ class AbstractSource(abc.ABC):
 class DatasetSource(AbstractSource):
     """The episodes of a data set, as they were seen and measured."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, episode: int | None = None) -> None:
         """Open the data set.
 
+        Args:
+          path: its folder.
+          episode: number of the only one to show; None shows all.
+
         Raises:
-          UserError: it is none, or damaged.
+          UserError: it is none, or damaged, or has no such episode.
         """
         self.dataset = Dataset(path)
         self.name = str(path)
-        self.titles = tuple(
-            f"episode {e.number}, {e.task} ({e.split})" for e in self.dataset.episodes
-        )
-        self.episodes = tuple(e.number for e in self.dataset.episodes)
+        shown = self.dataset.episodes if episode is None else [self.dataset.episode(episode)]
+        self.titles = tuple(f"episode {e.number}, {e.task} ({e.split})" for e in shown)
+        self.episodes = tuple(e.number for e in shown)
         camera = self.dataset.info.cameras[self.dataset.cameras[0]]
         self._config = DataConfig(path=str(path), height=camera.height, width=camera.width)
 
     def load(self, index: int, edits: Sequence[Edit] = ()) -> Recording:
         """Read an episode; edits change its particles at every time."""
-        episode = self.dataset.episodes[index]
+        episode = self.dataset.episode(self.episodes[index])
         batch = read_window(self.dataset, episode.number, 0, episode.length, self._config)
         links = self.dataset.read(episode.number, LINKS)[..., :3, 3]
         skeleton = self.dataset.robot.skeleton
