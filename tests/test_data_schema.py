@@ -48,7 +48,7 @@ def test_a_gripper_is_of_order_one_in_the_unit_of_its_joint(raw, unit, expected)
 
 
 def _set(raw: Any, path: str, value: Any) -> None:
-    *parents, last = path.split("/")
+    *parents, last = (key.replace("\\", "/") for key in path.split("/"))
     for key in parents:
         raw = raw[int(key)] if isinstance(raw, list) else raw[key]
     raw[last] = value
@@ -66,6 +66,8 @@ def _set(raw: Any, path: str, value: Any) -> None:
         ("cameras/cam0/height", True, ["cameras.cam0.height", "True"]),
         ("cameras/cam1/axes", "opengl", ["cam1.axes", "opengl", "opencv"]),
         ("cameras/cam1/depth_unit_m", 0, ["cam1", "depth_unit_m 0.0", "positive"]),
+        ("cameras/cam1/mount", "wrist", ["cam1.mount = 'wrist'", "no link", "elbow", "'world'"]),
+        ("cameras/front\\cam", {"height": 2, "width": 2}, ["camera 'front/cam'", "without /"]),
         ("rate_hz", "fast", ["rate_hz", "'fast'", "number"]),
         ("rate_hz", -1, ["rate_hz = -1.0", "positive"]),
         ("workspace/min", [0, 0], ["workspace.min", "[0, 0]", "three numbers"]),

@@ -8,6 +8,7 @@ from extras import needed
 
 import hdvpd
 from hdvpd.basics.errors import UserError
+from hdvpd.world.base import World
 
 needed("mujoco")
 gymnasium = needed("gymnasium")
@@ -53,6 +54,9 @@ def test_mistakes_get_one_message(small_world, synthetic_dataset):
         hdvpd.make_env(small_world, synthetic_dataset, camera="top")
     with pytest.raises(UserError, match="no episode in split 'tset'"):
         hdvpd.make_env(small_world, synthetic_dataset, split="tset")
+    known = small_world.model, small_world.config, small_world.scene, 0, small_world.folder
+    with pytest.raises(UserError, match="has no robot model"):
+        hdvpd.make_env(World(*known, setup=None), synthetic_dataset)
     fresh = hdvpd.make_env(small_world, synthetic_dataset)
     with pytest.raises(UserError, match="Call reset before step"):
         fresh.step(np.zeros(3))

@@ -403,6 +403,9 @@ def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_pat
     (tmp_path / "mine" / "notes.txt").write_text("precious")
     assert rollout(small_run, tmp_path / "mine") == 2
     assert "no earlier rollout" in capsys.readouterr().err
+    for unnamed in (".", "out/.."):
+        assert rollout(small_run, unnamed) == 2
+        assert "give a folder by its name" in capsys.readouterr().err
 
 
 def test_what_the_robot_did_is_seen_by_the_cameras_that_it_carried(

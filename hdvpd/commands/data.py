@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from hdvpd.commands.base import AbstractCommand
-from hdvpd.commands.flags import Names, Size, optional
+from hdvpd.commands.flags import Names, Seed, Size, optional
 from hdvpd.data.calibration import Backend
 
 Folder = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -31,7 +31,7 @@ class Simulate(AbstractCommand):
     """Tasks, separated by commas; episodes take turns."""
     size: Size = (96, 128)
     """Height x width of the images [px]."""
-    seed: int = 0
+    seed: Seed = 0
     """The same seed gives the same data, byte for byte."""
     workers: int = 2
     """Processes; never changes what is written."""
@@ -58,7 +58,7 @@ class Synthetic(AbstractCommand):
     """Control steps per episode; frames are one more."""
     size: Size = (32, 40)
     """Height x width of the images [px]."""
-    seed: int = 0
+    seed: Seed = 0
     """The same seed gives the same data."""
 
     def run(self) -> None:

@@ -34,6 +34,12 @@ def _read_size(words: list[str]) -> tuple[int, int]:
     return int(height), int(width)
 
 
+def _read_seed(words: list[str]) -> int:
+    if not words[0].isdecimal():
+        raise ValueError(f"{words[0]} should be 0 or a positive whole number")
+    return int(words[0])
+
+
 Names = Annotated[
     tuple[str, ...],
     PrimitiveConstructorSpec(
@@ -57,6 +63,18 @@ Size = Annotated[
     ),
 ]
 """Height and width of images [px], written 96x128."""
+
+Seed = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_read_seed,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda seed: [str(seed)],
+    ),
+]
+"""From which draws follow; never negative."""
 
 
 def optional(metavar: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from hdvpd.commands.base import AbstractCommand, announce
-from hdvpd.commands.flags import optional
+from hdvpd.commands.flags import Seed, optional
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PlanTask(AbstractCommand):
     """Folder of the results; an earlier plan there is replaced."""
     goal: Annotated[tuple[float, float] | None, optional("X Y")] = None
     """Where the block's centre is to go [m]; by default drawn where a push can reach."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the start, the goal and the candidates."""
     horizon: int = 8
     """Control steps of the plan, at least 4."""

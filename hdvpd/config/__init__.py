@@ -193,7 +193,7 @@ class RenderConfig(Settings):
 class TrainConfig(Settings):
     """Loss, optimiser and schedule of a run."""
 
-    seed: int = 0
+    seed: CountOrZero = 0
     """Seed of parameters, data order and rays."""
     num_steps: Annotated[Count, Free("resume", unless=("schedule", "cosine"))] = 100_000
     """Training steps (paper)."""
@@ -317,7 +317,7 @@ class EvalConfig(Settings):
     """A pixel moves if a channel differs by more than this from the last observed frame."""
     num_videos: CountOrZero = 6
     """Episodes exported as mp4 and PNG."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Seed of the choice of particles."""
     num_devices: CountOrZero = 1
     """Devices, of every process, that share the windows; 0 takes all. No score depends on it."""

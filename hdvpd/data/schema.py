@@ -152,6 +152,18 @@ def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
     }
     if not cameras:
         raise UserError(f"{file}: 'cameras' is empty; a data set needs at least one camera.")
+    robot = parse_robot(_get(raw, "robot", Mapping, file), file)
+    for name, camera in cameras.items():
+        if not name or "/" in name:
+            raise UserError(
+                f"{file}: camera {name!r} cannot be called so, for a folder of each episode has "
+                "its name; give both a name without /."
+            )
+        if camera.mount not in ("world", *robot.links):
+            raise UserError(
+                f"{file}: cameras.{name}.mount = {camera.mount!r} is no link of the robot, which "
+                f"has {', '.join(robot.links)}; name one of these, or 'world'."
+            )
     rate_hz = _number(raw, "rate_hz", file)
     if not rate_hz > 0:
         raise UserError(f"{file}: rate_hz = {rate_hz} must be positive [frames per second].")
@@ -163,7 +175,7 @@ def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
         rate_hz=rate_hz,
         licence=str(raw.get("licence", "unknown")),
         cameras=cameras,
-        robot=parse_robot(_get(raw, "robot", Mapping, file), file),
+        robot=robot,
         workspace_min=low,
         workspace_max=high,
         objects=parse_objects(raw.get("objects", []), file),

@@ -159,8 +159,10 @@ def only_writer(out: Path) -> Iterator[None]:
     """Refuse a folder that holds anything but an earlier rollout, or that another process fills.
 
     Raises:
-      UserError: it does.
+      UserError: it does, or the folder cannot be replaced for it has no name of its own.
     """
+    if out.name in ("", ".."):
+        raise UserError(f"--out {out} is written aside and renamed; give a folder by its name.")
     if out.exists() and not (
         out.is_dir() and ((out / "rollout.json").is_file() or not any(out.iterdir()))
     ):

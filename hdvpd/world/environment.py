@@ -61,6 +61,7 @@ class WorldEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         """
         self.world = world
         self._dataset = dataset
+        _ = world.robot  # without one no action can be taken, and no camera may be known
         self._camera = camera or next(iter(world.cameras))
         if self._camera not in world.cameras:
             raise UserError(
