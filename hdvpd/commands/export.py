@@ -24,7 +24,7 @@ class Export(AbstractCommand):
     out: Annotated[Path | None, optional("FILE")] = None
     """Where to write; by default SOURCE-episode-N.rrd or .html in the present folder."""
     episode: Annotated[int | None, optional("N")] = None
-    """Number of the episode; by default the first that there is."""
+    """Of a run or a data set: number of the episode; by default the first that there is."""
     start: int = 0
     """Of a run, with --episode: the first of its two observed frames."""
     actions: Annotated[Path | None, optional("FILE")] = None

@@ -26,7 +26,7 @@ class View(AbstractCommand):
     split: Annotated[str | None, optional("SPLIT")] = None
     """Of a run: which episodes are rolled out; by default test, and validation while it trains."""
     episode: Annotated[int | None, optional("N")] = None
-    """Of a run: the only episode."""
+    """Of a run or a data set: the only episode."""
     start: int = 0
     """With --episode: the first of its two observed frames."""
     actions: Annotated[tuple[Path, ...], optional("FILE")] = ()

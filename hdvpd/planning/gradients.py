@@ -17,7 +17,7 @@ from flax import nnx
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float, ParticleCloud, RobotPoints
 from hdvpd.planning.costs import AbstractCost, require_in_workspace
-from hdvpd.planning.planner import Plan, Planner
+from hdvpd.planning.planner import NOTHING_FINITE, Plan, Planner
 from hdvpd.planning.solvers import ICEM, AbstractSolver
 from hdvpd.planning.spaces import AbstractSpace
 from hdvpd.world.base import World
@@ -66,10 +66,7 @@ class GradientPlanner:
         candidate = candidates[int(np.argmin(costs))].astype(np.float64)
         best, best_cost = candidate, float(costs.min())
         if not np.isfinite(best_cost):  # nor would there be a gradient to go along
-            raise UserError(
-                "No candidate plan has a finite cost: the model's predictions are not finite. "
-                "Choose another checkpoint."
-            )
+            raise UserError(NOTHING_FINITE)
         back = make_pull_back(self.world)
         first, second = np.zeros_like(candidate), np.zeros_like(candidate)
         found, best_costs = [], []

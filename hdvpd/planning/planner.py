@@ -14,6 +14,11 @@ from hdvpd.planning.spaces import AbstractSpace
 from hdvpd.world.future import Future
 from hdvpd.world.state import State
 
+NOTHING_FINITE = (
+    "No candidate plan has a finite cost: the model's predictions are not finite. Choose another "
+    "checkpoint."
+)
+
 
 @runtime_checkable
 class Predictor(Protocol):
@@ -115,10 +120,7 @@ class Planner:
             known = costs[np.isfinite(costs)]
             mean_costs.append(float(known.mean()) if len(known) else np.inf)
         if best is None:
-            raise UserError(
-                "No candidate plan has a finite cost: the model's predictions are not finite. "
-                "Choose another checkpoint."
-            )
+            raise UserError(NOTHING_FINITE)
         return Plan(
             joint_targets=best.astype(np.float32),
             cost=best_cost,

@@ -132,7 +132,8 @@ class Team:
         if self.count == 1:
             return act()
         client = ocp.multihost.get_jax_distributed_client()
-        refusals = f"hdvpd-{self.channel}-refused/"
+        # Of this meeting alone: a process that left it may refuse in the next before another reads.
+        refusals = f"{self.new_name()}-refused/"
         try:
             result, refusal = act(), None
         except UserError as error:
