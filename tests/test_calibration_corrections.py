@@ -183,11 +183,14 @@ def test_an_import_applies_corrections_as_a_reader_does(tmp_path):
         *(f"cameras/right_view/{key}" for key in ("intrinsics", "camera_to_world")),
         *(f"robot/{key}" for key in ("joint_positions", "joint_targets", "link_to_world")),
     ):
-        np.testing.assert_allclose(imported.read(0, name), read.read(0, name), atol=1e-6)
+        wanted, plain = read.read(0, name), stored.read(0, name)
+        if len(wanted) == scene.frames:  # of the last step the late camera has no picture
+            wanted, plain = wanted[:-1], plain[:-1]
+        np.testing.assert_allclose(imported.read(0, name), wanted, atol=1e-6)
         if "rgb" in name or "joint" in name:
-            assert np.abs(imported.read(0, name) - stored.read(0, name).astype(float)).max() > 0.05
+            assert np.abs(imported.read(0, name) - plain.astype(float)).max() > 0.05
     metres = read.read(0, "cameras/left_view/depth") * read.info.cameras["left_view"].depth_unit_m
-    np.testing.assert_allclose(imported.read(0, "cameras/left_view/depth"), metres, atol=1e-6)
+    np.testing.assert_allclose(imported.read(0, "cameras/left_view/depth"), metres[:-1], atol=1e-6)
     # A camera that is late by a step gives the pictures of the next one.
     name = "cameras/right_view/rgb"
-    np.testing.assert_array_equal(imported.read(0, name)[:-1], stored.read(0, name)[1:])
+    np.testing.assert_array_equal(imported.read(0, name), stored.read(0, name)[1:])

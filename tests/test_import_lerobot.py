@@ -18,6 +18,7 @@ from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
 from hdvpd.data import writer
 from hdvpd.data.calibration import agreement
+from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.importers import conversions, lerobot, lerobot_info, video
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.faults import SourcePlace
@@ -179,6 +180,27 @@ def test_a_missing_frame_is_named(numbered):
         pytest.raises(UserError, match="frame 3: the video has no frame at"),
     ):
         list(opened.frames([3], np.array([3.5 / FPS]), 1 / FPS))
+
+
+def test_a_frame_may_be_asked_for_twice(numbered):
+    rows = [5, 5, 6, 6, 6, 30, 30, 59, 59]
+    with video.open_video(SourcePlace(numbered, "e")) as opened:
+        for _ in range(2):
+            found = [p.rgb().mean() / 4 for p in opened.frames(rows, np.array(rows) / FPS, 1 / FPS)]
+            np.testing.assert_allclose(found, rows, atol=0.49)
+
+
+def test_pictures_that_are_late_by_a_step_are_those_of_the_next(tmp_path, urdf):
+    path, out = tmp_path / "source", tmp_path / "out"
+    lerobot_sources.write_lerobot(path, SCENES)
+    file = path / "hdvpd_calibration.json"
+    late = Corrections({"left_view": CameraCorrection(lag_s=1 / sources.RATE)})
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"corrections": late.as_plain()}))
+    import_dataset("lerobot", path, out, robot=urdf)
+    for number, scene in enumerate(SCENES):
+        left, right = (Dataset(out).read(number, f"cameras/{n}/rgb") for n in scene.views)
+        np.testing.assert_array_equal(left, scene.views["left_view"].rgb[1:])
+        np.testing.assert_array_equal(right, scene.views["right_view"].rgb[:-1])
 
 
 # --- what is taken for what ---------------------------------------------------------------------

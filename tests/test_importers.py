@@ -23,6 +23,7 @@ from hdvpd.config import DataConfig
 from hdvpd.config.experiments import read_toml
 from hdvpd.data import windows, writer
 from hdvpd.data.adding_robot import largest_error, misfits
+from hdvpd.data.corrections import CameraCorrection, Corrections
 from hdvpd.data.importers import FORMATS, common, conversions, episode, prepare
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.importers.robot_model import Joint, RobotModel
@@ -480,6 +481,58 @@ def test_a_recorded_tool_stands_in_for_a_missing_robot_model(tmp_path):
 
 
 # --- time, size, shards -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lags_s", "kept", "left", "right"),
+    [
+        ((0.5, 0.0), [0, 5, 10, 15], [5, 10, 15, 20], [0, 5, 10, 15]),
+        ((-0.5, 0.0), [5, 10, 15, 20], [0, 5, 10, 15], [5, 10, 15, 20]),
+        ((0.7, -0.2), [5, 10], [12, 17], [3, 8]),
+        ((0.1, 0.1), [0, 5, 10, 15], [1, 6, 11, 16], [1, 6, 11, 16]),
+        ((0.04, -0.04), [0, 5, 10, 15, 20], [0, 5, 10, 15, 20], [0, 5, 10, 15, 20]),
+    ],
+)
+def test_steps_whose_late_pictures_were_not_recorded_are_left_out(
+    tmp_path, capsys, lags_s, kept, left, right
+):
+    path, out = tmp_path / "source", tmp_path / "out"
+    scene = sources.make_scene(3, frames=21)
+    sources.write_folder(path, [scene], np.arange(21) / 10)
+    correct_lags(path, lags_s)
+    import_dataset("folder", path, out, robot=path / "arm.urdf")
+    dataset = Dataset(out)
+    np.testing.assert_allclose(dataset.read(0, "time_s"), np.array(kept) / 10)
+    np.testing.assert_allclose(
+        dataset.read(0, "robot/joint_positions")[:, :2], scene.joints[kept], atol=1e-6
+    )
+    commands = [min(row + 4, 19) for row in kept]  # also of the last, if a frame follows it
+    np.testing.assert_allclose(
+        dataset.read(0, "robot/joint_targets")[:, :2], scene.targets[commands], atol=1e-6
+    )
+    for name, rows in zip(scene.views, (left, right), strict=True):
+        shown = dataset.read(0, f"cameras/{name}/rgb")
+        np.testing.assert_array_equal(shown, scene.views[name].rgb[rows])
+    said = f"{5 - len(kept)} of 5 control steps are left out: lag_s of the cameras leads out"
+    assert (said in capsys.readouterr().out) == (len(kept) < 5)
+
+
+def test_a_lag_as_long_as_the_recording_is_refused(tmp_path):
+    path = tmp_path / "source"
+    sources.write_folder(path, [sources.make_scene(3, frames=5)])
+    correct_lags(path, (1.8, 0.0))
+    with pytest.raises(UserError, match="its 5 frames last 2 s, once lag_s of") as caught:
+        import_dataset("folder", path, tmp_path / "out", robot=path / "arm.urdf")
+    assert "less than one control step" in str(caught.value)
+
+
+def correct_lags(path: Path, lags_s: tuple[float, float]) -> None:
+    """Write into a calibration file by how much the two cameras are late."""
+    file = path / "hdvpd_calibration.json"
+    raw = json.loads(file.read_text())
+    pairs = zip(raw["cameras"], lags_s, strict=True)
+    late = Corrections({name: CameraCorrection(lag_s=lag_s) for name, lag_s in pairs})
+    file.write_text(json.dumps(raw | {"corrections": late.as_plain()}))
 
 
 def test_the_nearest_frame_is_taken_and_the_last_command_before_the_next(tmp_path):

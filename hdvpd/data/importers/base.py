@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hdvpd.basics.types import Float, UInt8
+from hdvpd.basics.types import Bool, Float, Int, UInt8
 from hdvpd.data.importers.conversions import PoseReading
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
@@ -80,12 +80,14 @@ class View:
       camera_to_world: one pose, or one per frame, OpenCV axes; relative to the link if there is
         one.
       link: that carries the camera, or "world".
+      late_s: by how much its images are late [s]: later ones are taken.
     """
 
     size: tuple[int, int]
     intrinsics: Float[np.ndarray, "*f 3 3"]
     camera_to_world: Float[np.ndarray, "*f 4 4"]
     link: str = "world"
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Camera:
     Attributes:
       view: its calibration.
       meaning: what its fields in the source were taken as, for people.
-      read: given ascending rows, yields its pictures one after the other.
+      read: given ascending rows, of which some may repeat, yields its pictures one after the other.
     """
 
     view: View
@@ -162,18 +164,24 @@ class Recording:
     robot_xml: str = ""
     warnings: tuple[str, ...] = ()
 
-    def frames(
-        self, rows: Sequence[int], late_s: Mapping[str, float] | None = None
-    ) -> Iterator[Mapping[str, RgbdImage]]:
-        """Yield the pictures of all cameras at ascending rows, row by row.
+    def has_pictures(self, rows: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+        """Say at which rows no camera is so late, or early, that its picture was not recorded."""
+        # A frame stands for the time up to half way to the next: the first and last outwards too.
+        first_s = self.time_s[0] - np.diff(self.time_s[:2]).sum() / 2
+        last_s = self.time_s[-1] + np.diff(self.time_s[-2:]).sum() / 2
+        good = np.ones(len(rows), bool)
+        for camera in self.cameras.values():
+            wanted = self.time_s[rows] + camera.view.late_s
+            good &= (wanted >= first_s) & (wanted <= last_s)
+        return good
 
-        Args:
-          rows: frames of the source.
-          late_s: by how much the images of a camera are late [s]; later ones are taken.
+    def frames(self, rows: Sequence[int]) -> Iterator[Mapping[str, RgbdImage]]:
+        """Yield the pictures of all cameras at ascending rows of the source, row by row.
+
+        Where a camera is late, those that were stored later are taken.
         """
         streams = [
-            camera.read(self._later(rows, (late_s or {}).get(name, 0.0)))
-            for name, camera in self.cameras.items()
+            camera.read(self._later(rows, camera.view.late_s)) for camera in self.cameras.values()
         ]
         for shown in zip(*streams, strict=True):
             yield dict(zip(self.cameras, shown, strict=True))

@@ -1,5 +1,6 @@
 """What formats share when they open an episode: everything where the user has the last word."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.basics.types import Float
+from hdvpd.data.corrections import NOTHING
 from hdvpd.data.importers.base import Channels, EndEffector, Options, View
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import Joint
@@ -78,19 +80,23 @@ class Choices:
     def view(self, camera: str, size: tuple[int, int], recorded: Callable[[], View]) -> View:
         """Calibrate a camera: by the side-car where it names the camera, else as recorded.
 
+        Its lag is that of the side-car's corrections in either case.
+
         Raises:
           BadEpisodeError: the side-car is for images of another aspect ratio.
         """
+        sidecar = self.options.sidecar
+        late_s = sidecar.corrections.cameras.get(camera, NOTHING).lag_s
         if not self.is_given(camera):
-            return recorded()
-        given = self.options.sidecar.cameras[camera]
+            return dataclasses.replace(recorded(), late_s=late_s)
+        given = sidecar.cameras[camera]
         if not np.isclose(given.size[0] * size[1], given.size[1] * size[0]):
             raise self.place.error(
                 f"camera {camera!r} has images of {size[0]}x{size[1]}, but its calibration is for "
                 f"{given.size[0]}x{given.size[1]}: another aspect ratio",
                 "Cropping moves the principal point: calibrate for the images as they are.",
             )
-        return View(size, given.intrinsics_for(size), given.camera_to_world, given.link)
+        return View(size, given.intrinsics_for(size), given.camera_to_world, given.link, late_s)
 
     def channels(self, usual: Channels = "rgb") -> Channels:
         """Return the order of stored colours."""

@@ -91,8 +91,7 @@ def _write_images(
         shapes[camera_array(name, "depth")] = size, np.float32
     for array, (shape, dtype) in shapes.items():
         target.create(array, (frames, *shape), dtype)
-    late_s = {name: camera.lag_s for name, camera in corrections.cameras.items()}
-    pictures = recording.frames(prepared.rows.tolist(), late_s)
+    pictures = recording.frames(prepared.rows.tolist())
     for start in range(0, frames, writer.MAX_SHARD_FRAMES):
         count = min(writer.MAX_SHARD_FRAMES, frames - start)
         shard = {

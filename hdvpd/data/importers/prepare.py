@@ -13,17 +13,15 @@ import numpy as np
 from hdvpd.basics.types import Float, Int
 from hdvpd.data import checks, pinhole
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
-from hdvpd.data.importers import base, conversions
+from hdvpd.data.importers import base
 from hdvpd.data.importers.faults import SourcePlace
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
+from hdvpd.data.importers.steps import Steps, pick_steps
 from hdvpd.data.robot import describe_robot
 
 REACH_M = 0.5
 """The guessed workspace box extends this far around the robot's links."""
 MARGIN_M = 0.05
-MIN_FRAMES = 2
-MAX_STEPS_PER_FRAME = 100
-"""Frames this much rarer than control steps have time stamps in another unit."""
 TOOL_TOLERANCE_M = 0.01
 """A recorded tool that moves more than this against every link does not belong to the model."""
 
@@ -56,7 +54,7 @@ class Prepared:
       arrays: by path inside the episode.
       robot: as in dataset.json.
       meta: of episode.json: what joints and links are, and where they come from.
-      report: how joints were matched, for people.
+      report: how joints were matched, and how many steps are left out, for people.
       kinematics: of robot.json, where there is a robot model.
     """
 
@@ -77,10 +75,12 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
       BadEpisodeError: times, joints or calibration are impossible.
       UserError: the robot model does not fit.
     """
-    rows, offsets = _resample(recording, place, settings.step_s)
-    targets, targets_source = _targets(recording, place, rows)
+    _require_finite(place, "time_s", recording.time_s)
+    steps = pick_steps(recording, place, settings.step_s)
+    rows = steps.rows
+    targets, targets_source = _targets(recording, place, steps)
     positions = recording.joint_positions[rows]
-    links = _links(recording, place, settings, rows, positions, targets)
+    links = _links(recording, place, settings, steps, positions, targets)
     cameras, sizes = _cameras(recording, place, rows, links, settings.size)
     units = [{"name": j.name, "unit": j.unit, "arm": j.arm} for j in recording.joints]
     robot = {
@@ -108,9 +108,9 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
             "joint_targets_source": "next_positions" if links.realised else targets_source,
             "links_source": links.source,
             "source_frames": rows.tolist(),
-            "max_time_offset_s": float(np.abs(offsets).max()),
+            "max_time_offset_s": float(np.abs(steps.offsets_s).max()),
         },
-        report=links.report,
+        report=(*links.report, *steps.report()),
         kinematics=model and describe_robot(robot, model.text, model.moves(), base_to_world),
     )
 
@@ -162,64 +162,24 @@ class _Links:
     model: RobotModel | None = None
 
 
-def _resample(
-    recording: base.Recording, place: SourcePlace, step_s: float
-) -> tuple[np.ndarray, np.ndarray]:
-    time = recording.time_s
-    _require_finite(place, "time_s", time)
-    place.require(
-        np.concatenate([[True], np.diff(time) > 0]),
-        "time_s",
-        "the time stamp is not later than the one before",
-        "Time stamps are seconds and strictly increase; remove repeated frames.",
-    )
-    # Before a grid over it is made: nanoseconds taken for seconds would fill the memory.
-    steps = (time[-1] - time[0]) / step_s
-    if steps > MAX_STEPS_PER_FRAME * len(time):
-        raise place.error(
-            f"time_s: its {len(time)} frames last {time[-1] - time[0]:.4g} s, {steps:.3g} control "
-            "steps",
-            "Time stamps are seconds: milliseconds or nanoseconds must be converted.",
-        )
-    rows, offsets = conversions.nearest_rows(time, step_s)
-    if len(rows) < MIN_FRAMES:
-        raise place.error(
-            f"its {len(time)} frames last {time[-1] - time[0]:.3g} s, less than one control step",
-            f"Record longer, or choose a --step below {step_s:g} s.",
-        )
-    limit = conversions.MAX_OFFSET * step_s
-    worst = int(np.argmax(np.abs(offsets)))
-    if abs(offsets[worst]) > limit * (1 + 1e-6) or (np.diff(rows) < 1).any():
-        raise place.error(
-            f"no frame lies within {limit:.3g} s of {time[0] + worst * step_s:.3f} s; the nearest "
-            f"is {abs(offsets[worst]):.3g} s away",
-            "The recording has a gap, or its rate does not fit --step (about "
-            f"{1 / np.median(np.diff(time)):.3g} frames per second).",
-            int(rows[worst]),
-        )
-    return rows, offsets
-
-
-def _targets(
-    recording: base.Recording, place: SourcePlace, rows: np.ndarray
-) -> tuple[np.ndarray, str]:
+def _targets(recording: base.Recording, place: SourcePlace, steps: Steps) -> tuple[np.ndarray, str]:
     _require_finite(place, "joint_positions", recording.joint_positions)
     if recording.joint_targets is None:
-        return recording.joint_positions[conversions.next_rows(rows)], "next_positions"
+        return recording.joint_positions[steps.following], "next_positions"
     _require_finite(place, "joint_targets", recording.joint_targets)
-    return recording.joint_targets[conversions.commanded_rows(rows)], "commanded"
+    return recording.joint_targets[steps.commanded], "commanded"
 
 
 def _links(
     recording: base.Recording,
     place: SourcePlace,
     settings: Settings,
-    rows: np.ndarray,
+    steps: Steps,
     positions: np.ndarray,
     targets: np.ndarray,
 ) -> _Links:
     if not (settings.robot_file or recording.robot_xml):
-        return _tools(recording, place, rows)
+        return _tools(recording, place, steps)
     _require_rigid(place, "base_to_world", recording.base_to_world[None])
     try:
         model, source = _robot_model(recording, place, settings)
@@ -231,7 +191,7 @@ def _links(
         raise place.error(str(error).rstrip(".")) from error  # only this episode's
     names = [link.name for link in model.links]
     tools = (
-        compare_tool(tool.name, tool.to_world[rows], names, measured)
+        compare_tool(tool.name, tool.to_world[steps.rows], names, measured)
         for tool in recording.end_effectors
     )
     return _Links(
@@ -281,7 +241,7 @@ def _robot_model(
     return model, "robot model of the source"
 
 
-def _tools(recording: base.Recording, place: SourcePlace, rows: np.ndarray) -> _Links:
+def _tools(recording: base.Recording, place: SourcePlace, steps: Steps) -> _Links:
     """Fall back to the poses of end effectors, which stand in for targets one step later."""
     tools = recording.end_effectors
     if not tools:
@@ -293,8 +253,8 @@ def _tools(recording: base.Recording, place: SourcePlace, rows: np.ndarray) -> _
         _require_rigid(place, tool.name, tool.to_world)
     poses = np.stack([tool.to_world for tool in tools], axis=1)
     return _Links(
-        measured=poses[rows],
-        commanded=poses[conversions.next_rows(rows)],
+        measured=poses[steps.rows],
+        commanded=poses[steps.following],
         description=[{"name": tool.name, "arm": tool.arm} for tool in tools],
         skeleton={
             "points": [tool.name for tool in tools],

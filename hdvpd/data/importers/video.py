@@ -81,7 +81,7 @@ class Video:
 
         Args:
           rows: of the episode, for messages.
-          times_s: in the file, ascending [s].
+          times_s: in the file, ascending [s]; where one repeats, so does its frame.
           period_s: between frames [s].
 
         Raises:
@@ -93,9 +93,13 @@ class Video:
         converter = VideoReformatter()
         if self._last_s > -math.inf:
             self._seek(0.0)
+        frame: Any = None
+        shown_s = -math.inf
         for row, time_s in zip(rows, times_s.tolist(), strict=True):
             try:
-                frame = self._at(row, time_s, TOLERANCE * period_s)
+                # Decoding has passed a frame that is asked for again.
+                if time_s != shown_s:
+                    frame, shown_s = self._at(row, time_s, TOLERANCE * period_s), time_s
             except (FFmpegError, EOFError) as error:
                 raise self._damaged(row, str(error)) from error
             size = (frame.height, frame.width)
