@@ -537,6 +537,8 @@ def test_the_shipped_model_is_shown_as_typed_and_nothing_is_trained(
     assert [words[:2] for words in phases] == [
         ["data", "simulate"], ["model", "unpack"], ["eval", "runs/reference"]
     ]  # fmt: skip
+    assert phases[-1][2:] == ["--data.path", "data/unseen"]
+    assert phases[0][2:4] == ["--out", "data/unseen"]  # the demo's own data stay where they are
     told = HDVPD.parse(["demo", "--pretrained", "--train.num-steps", "2"])
     with pytest.raises(UserError, match=r"leave out --train\.num-steps 2"):
         told.run()

@@ -293,6 +293,17 @@ def test_a_mistake_is_found_before_anything_is_trained(flags, parts, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("key", ["eval.num-steps=1,2", "render.far=2.0,2.4", "data.path=ONE,OTHER"])
+def test_what_cannot_be_paired_is_refused_before_anything_is_trained(
+    key, experiment, synthetic_dataset, tmp_path, capsys
+):
+    write_synthetic_dataset(tmp_path / "other", episodes=10, steps=4, height=32, width=40, seed=1)
+    varied = key.replace("ONE", str(synthetic_dataset)).replace("OTHER", str(tmp_path / "other"))
+    words = ("compare", experiment, "--vary", varied, "--out", tmp_path / "out")
+    assert "would be scored on different frames" in failing(capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_seeds_start_at_the_experiments_and_members_take_turns(debug_config, tmp_path):
     train = dataclasses.replace(debug_config.train, seed=5)
     config = dataclasses.replace(debug_config, train=train)

@@ -512,6 +512,12 @@ def test_a_changed_setting_is_refused_by_name(whole: Path, config: Config) -> No
     assert CheckpointStore(whole).sound_step() == 6
 
 
+def test_fewer_steps_than_were_done_are_refused(whole: Path, config: Config) -> None:
+    with pytest.raises(UserError, match=r"has done 6 steps, more than train.num_steps = 4"):
+        train(with_train(config, num_steps=4), whole, resume="auto")
+    assert CheckpointStore(whole).sound_step() == 6
+
+
 def test_the_length_of_a_cosine_schedule_cannot_change(config: Config, tmp_path: Path) -> None:
     cosine = with_train(config, schedule="cosine", num_steps=2)
     train(cosine, tmp_path / "run")

@@ -81,12 +81,14 @@ def main(
     The arguments are the flags of `hdvpd compare`; those of the configuration are tables.
 
     Raises:
-      UserError: there is no such member, or a run in the folder was made otherwise than asked for.
+      UserError: there is no such member, the runs would be scored on different frames, or a run in
+        the folder was made otherwise than asked for.
       SystemExit: after a signal, with everything saved.
     """
     keep_freed_memory()
     config = load_config(experiment, overrides)
     runs = plan_runs(config, members, num_seeds, out / "runs", choose_variants(vary, ablate))
+    require_same_frames(frames_of(runs))
     train_runs(runs)
     compared = evaluate_runs(runs)
     summary = summarize_comparison(compared, describe(runs))
@@ -194,20 +196,25 @@ def trained_as(run: PlannedRun, dataset: str) -> dict[str, Any]:
     return {"trained": {"config": config_identity(run.config), "dataset": dataset, "step": step}}
 
 
+def frames_of(runs: Sequence[PlannedRun]) -> dict[str, dict[str, Any]]:
+    """Say on which frames each run is scored, by its name."""
+    opened = {data: open_dataset(data) for data in {run.config.data for run in runs}}
+
+    def describe_frames(run: PlannedRun) -> dict[str, Any]:
+        dataset = opened[run.config.data]
+        windows = select_windows(dataset, run.config.eval)
+        return scored_frames(configure(run, run.config), dataset, windows)
+
+    return {run.name: describe_frames(run) for run in runs}
+
+
 def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
     """Score every run on the same frames, and collect its speed and size.
 
     Raises:
-      UserError: the runs would be scored on different frames.
+      UserError: a run's checkpoint is missing or damaged.
     """
-    dataset = open_dataset(runs[0].config.data)
-    frames = {
-        run.name: scored_frames(
-            configure(run, run.config), dataset, select_windows(dataset, run.config.eval)
-        )
-        for run in runs
-    }
-    require_same_frames(frames)
+    dataset, frames = open_dataset(runs[0].config.data), frames_of(runs)
     compile_model = share_programs()
 
     def evaluate(number: int, run: PlannedRun) -> ComparedRun:

@@ -51,8 +51,9 @@ class Demo(AbstractCommand):
     Example: hdvpd demo
     """
 
-    data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("data/demo")
-    """Folder of the data set; a complete one made with the same settings is used again."""
+    data: Annotated[Path | None, optional("DIR")] = None
+    """Folder of the data set, by default data/demo, with --pretrained data/unseen; a complete one
+    made with the same settings is used again, any other is moved aside."""
     runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
     """Folder that holds the run's folder `demo`; an earlier one is moved aside."""
     experiment: Annotated[str, tyro.conf.arg(metavar="EXPERIMENT")] = "demo"
@@ -90,11 +91,11 @@ class Demo(AbstractCommand):
     def _trained(self) -> tuple[Path, dict[str, list[str]]]:
         """Return the run's folder and the words of every phase."""
         config = load_config(self.experiment, self.config)
-        run = self.runs_dir / "demo"
+        run, data = self.runs_dir / "demo", self.data or Path("data/demo")
         return run, {
-            "simulate": self._simulate(run, config, self.episodes or 60, SEED),
+            "simulate": _simulate(data, run, config, self.episodes or 60, SEED),
             "train": ["train", self.experiment, "--name", run.name, "--runs-dir",
-                      str(self.runs_dir), "--data.path", str(self.data),
+                      str(self.runs_dir), "--data.path", str(data),
                       *flag_words(self.config)],
             "evaluate": ["eval", str(run)],
         }  # fmt: skip
@@ -108,19 +109,20 @@ class Demo(AbstractCommand):
             words = shlex.join(said)
             raise UserError(f"--pretrained trains nothing: leave out {words}.")
         config = read_packed(file)[0]
-        run = self.runs_dir / REFERENCE
+        run, data = self.runs_dir / REFERENCE, self.data or Path("data/unseen")
         return run, {
-            "simulate": self._simulate(run, config, self.episodes or SHOWN, UNSEEN_SEED),
+            "simulate": _simulate(data, run, config, self.episodes or SHOWN, UNSEEN_SEED),
             "unpack": ["model", "unpack", str(file), "--out", str(run)],
-            "evaluate": ["eval", str(run), "--data.path", str(self.data)],
+            "evaluate": ["eval", str(run), "--data.path", str(data)],
         }
 
-    def _simulate(self, run: Path, config: Config, episodes: int, seed: int) -> list[str]:
-        """Move what is in the way; return the words that simulate what the demo needs."""
-        simulation = simulation_flags(episodes, config.data.height, config.data.width, seed)
-        _set_aside_other_data(self.data, simulation)
-        _set_aside(run)
-        return ["data", "simulate", "--out", str(self.data), *simulation, "--workers", "2"]
+
+def _simulate(data: Path, run: Path, config: Config, episodes: int, seed: int) -> list[str]:
+    """Move what is in the way; return the words that simulate what the demo needs."""
+    simulation = simulation_flags(episodes, config.data.height, config.data.width, seed)
+    _set_aside_other_data(data, simulation)
+    _set_aside(run)
+    return ["data", "simulate", "--out", str(data), *simulation, "--workers", "2"]
 
 
 def simulation_flags(episodes: int, height: int, width: int, seed: int) -> list[str]:

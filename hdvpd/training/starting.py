@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 
+from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
 from hdvpd.training.checkpoint_folder import Progress
@@ -63,6 +64,7 @@ def start_or_restore(
             saved_dataset=saved_progress["dataset"],
             dataset=identity,
         )
+        _require_steps(store, chosen, config.train.num_steps)
         graphdef, shapes = describe_train_state(config, scene)
         state, _, progress = store.restore(chosen, layout.spread_shapes(shapes))
         return graphdef, state, progress
@@ -73,6 +75,14 @@ def start_or_restore(
             if later > chosen:
                 store.set_aside(later)
     return restored
+
+
+def _require_steps(store: CheckpointStore, done: int, wanted: int) -> None:
+    if wanted < done:
+        raise UserError(
+            f"{store.path.parent} has done {done} steps, more than train.num_steps = {wanted}. Ask "
+            "for more, or continue from an earlier checkpoint with --step."
+        )
 
 
 def find_start(store: CheckpointStore, step: int | None) -> int:
