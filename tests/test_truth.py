@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_tools import edit_json
+from data_tools import edit_json, replace_array
 from scipy.spatial.transform import Rotation
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.geometry import unproject
 from hdvpd.config import DataConfig
+from hdvpd.data.arrays import OBJECTS
+from hdvpd.data.calibration.recording import read_snapshot
 from hdvpd.data.shapes import Shape, parse_shape
 from hdvpd.data.simulation import synthetic
 from hdvpd.data.store import Dataset
@@ -104,3 +106,19 @@ def test_without_shapes_nothing_is_known_and_wrong_poses_are_named(tmp_path):
     edit_json(file, objects=[*listed[:3], {"name": "sphere2"}])
     assert not has_objects(Dataset(tmp_path), 0)
     assert read_objects(Dataset(tmp_path), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "frames"), [(lambda p: np.concatenate([p[:1], p[:1], p]), 5), (lambda p: p[:-1], 2)]
+)
+def test_poses_of_another_number_of_frames_are_refused(tmp_path, change, frames):
+    """Two frames more in front once shifted all truth, and nothing was said."""
+    synthetic.write_synthetic_dataset(tmp_path, episodes=1, steps=2, height=12, width=16, seed=0)
+    replace_array(tmp_path, 0, OBJECTS, change(Dataset(tmp_path).read(0, OBJECTS)))
+    dataset = Dataset(tmp_path)
+    words = rf"truth/object_to_world: .*episode 0 .* {frames} frames, .*length = 3.*write"
+    for start, length in ((None, None), (0, 1), (2, 1)):
+        with pytest.raises(UserError, match=words):
+            read_objects(dataset, 0, start, length)
+    with pytest.raises(UserError, match=words):
+        read_snapshot(dataset, dataset.episodes[0], 1)

@@ -15,6 +15,7 @@ from hdvpd.data.arrays import OBJECTS
 from hdvpd.data.schema import ObjectInfo
 from hdvpd.data.shapes import Shape
 from hdvpd.data.store import Dataset
+from hdvpd.data.writer import episode_folder
 
 ON_SURFACE_M = 0.003
 """A point this near to an object is on it: depth of simulated images is exact, and labels and bands
@@ -98,6 +99,24 @@ def has_objects(dataset: Dataset, episode: int) -> bool:
     return known and dataset.has_array(episode, OBJECTS)
 
 
+def require_frames(dataset: Dataset, episode: int) -> None:
+    """Refuse object poses that are not as many as the episode's frames: some would be another's.
+
+    Raises:
+      UserError: they are more or fewer, or cannot be opened.
+    """
+    dataset, episode = dataset.source_of(episode)
+    length = dataset.episode(episode).length
+    stored = tuple(dataset.open_array(episode, OBJECTS).shape)
+    if stored[:1] != (length,):
+        folder = episode_folder(dataset.path, episode)
+        raise UserError(
+            f"{folder / OBJECTS}: array '{OBJECTS}' of episode {episode} has "
+            f"{stored[0] if stored else 'no'} frames, but its episode.json says length = {length}; "
+            f"write the episode again, or remove {folder / OBJECTS}."
+        )
+
+
 def read_objects(
     dataset: Dataset, episode: int, start: int | None = None, length: int | None = None
 ) -> Objects | None:
@@ -113,10 +132,11 @@ def read_objects(
       The objects; None where there are none, or their poses or shapes are not known.
 
     Raises:
-      UserError: the poses are damaged or are not those of the objects listed.
+      UserError: the poses are damaged or are not those of the objects and frames listed.
     """
     if not has_objects(dataset, episode):
         return None
+    require_frames(dataset, episode)
     dataset, episode = dataset.source_of(episode)
     listed = dataset.objects(dataset.episode(episode))
     poses = dataset.read(episode, OBJECTS, start, length).astype(np.float64)

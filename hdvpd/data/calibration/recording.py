@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdvpd.basics.types import Float, Int, Shaped
+from hdvpd.data import truth
 from hdvpd.data.arrays import (
     CAMERA_KEYS,
     JOINT_POSITIONS,
@@ -125,6 +126,7 @@ def read_snapshot(dataset: Dataset, episode: EpisodeInfo, frame: int) -> Snapsho
     names += [name for name in (LINKS,) if dataset.has_array(number, name)]
     colored = [o for o in dataset.objects(episode) if o.rgb is not None]
     if colored and dataset.has_array(number, OBJECTS):
+        truth.require_frames(dataset, number)
         names.append(OBJECTS)
     values = dataset.read_many(number, names, frame, 1)
     views, stored = {}, {}
