@@ -5,9 +5,11 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
-from data_tools import chunk_file, replace_array
+from data_tools import chunk_file, edit_json, replace_array
 
 from hdvpd.basics.errors import UserError
+from hdvpd.data.calibration.calibrate import write_corrected
+from hdvpd.data.corrections import Corrections
 from hdvpd.data.inspect import contact_sheet, inspect
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
 from hdvpd.data.store import Dataset
@@ -93,3 +95,24 @@ def test_a_sheet_that_cannot_be_written_is_one_message(path, monkeypatch):
     with pytest.raises(UserError, match=r"contact_sheet\.png: No space left"):
         inspect(path)
     assert sorted(f.name for f in path.iterdir()) == ["dataset.json", "episodes", "robot.json"]
+
+
+def test_malformed_descriptions_are_one_message_and_begin_no_copy(path, tmp_path):
+    edit_json(path / "dataset.json", source="recorded in our lab")
+    with pytest.raises(UserError, match="source = 'recorded in our lab'"):
+        inspect(path)
+    with pytest.raises(UserError, match="source = 'recorded in our lab'"):
+        write_corrected(path, tmp_path / "corrected", Corrections())
+    assert not (tmp_path / "corrected").exists()
+
+
+def test_a_verdict_that_is_none_is_named_with_its_file(path):
+    edit_json(path / "episodes/000001/episode.json", success="yes")
+    with pytest.raises(UserError, match=r"000001/episode\.json: success = 'yes'"):
+        inspect(path)
+
+
+def test_json_nested_without_end_is_one_message(path):
+    (path / "dataset.json").write_text("[" * 200_000)
+    with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
+        inspect(path)

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def test_without_a_skeleton_every_link_is_a_point_and_every_pair_a_segment(raw):
     assert skeleton.segments == ((0, 1), (1, 2))
     assert set(skeleton.grippers) == {-1}
     assert len(skeleton.grippers) == skeleton.num_points == 11
+
+
+def test_a_skeleton_of_null_is_none(raw):
+    raw["robot"]["skeleton"] = None
+    assert schema.parse_dataset(raw, FILE).robot.skeleton.points == (0, 1, 2)
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("m", 0.05), ("rad", 1.0), ("1", 1.0), (None, 1.0)])
@@ -70,7 +76,13 @@ def _set(raw: Any, path: str, value: Any) -> None:
         ("cameras/front\\cam", {"height": 2, "width": 2}, ["camera 'front/cam'", "without /"]),
         ("rate_hz", "fast", ["rate_hz", "'fast'", "number"]),
         ("rate_hz", -1, ["rate_hz = -1.0", "positive"]),
-        ("workspace/min", [0, 0], ["workspace.min", "[0, 0]", "three numbers"]),
+        ("rate_hz", math.inf, ["rate_hz = inf", "finite number"]),
+        pytest.param("rate_hz", 10**400, ["rate_hz = 1000", "finite number"], id="huge"),
+        ("cameras/cam1/depth_unit_m", math.inf, ["cam1.depth_unit_m = inf", "finite number"]),
+        ("workspace/max", [1, math.inf, 1], ["workspace.max = [1, inf, 1]", "finite numbers"]),
+        ("workspace/min", [math.nan, 0, 0], ["workspace.min = [nan, 0, 0]", "finite numbers"]),
+        ("source", "recorded in our lab", ["source = 'recorded in our lab'", "object"]),
+        ("workspace/min", [0, 0], ["workspace.min", "[0, 0]", "three finite numbers"]),
         ("workspace/max", [-1, 1, 1], ["workspace.max", "below"]),
         ("robot/links", [{"parent": "base"}], ["robot.links.name", "missing"]),
         ("robot/links", ["base"], ["robot.links", "objects"]),
@@ -79,6 +91,12 @@ def _set(raw: Any, path: str, value: Any) -> None:
         ("robot/skeleton/segments", [["base"]], ["segments", "pairs"]),
         ("robot/skeleton/arms", {"left": {"gripper": "x"}}, ["arms.left.gripper", "'x'"]),
         ("robot/skeleton", {"points": [], "segments": []}, ["no kinematic points"]),
+        ("robot/skeleton", ["base"], ["robot.skeleton = ['base']", "object"]),
+        ("robot/skeleton", [], ["robot.skeleton = []", "object"]),
+        ("robot/skeleton/points", None, ["robot.skeleton.points = None", "list"]),
+        ("robot/skeleton/points", "base", ["robot.skeleton.points = 'base'", "list"]),
+        ("robot/skeleton/segments", None, ["robot.skeleton.segments = None", "list"]),
+        ("robot/skeleton/arms", ["left"], ["robot.skeleton.arms = ['left']", "object"]),
     ],
 )
 def test_an_impossible_description_is_one_message_with_file_key_and_value(raw, path, value, words):
@@ -105,6 +123,7 @@ def test_a_missing_key_is_named(raw, key):
         ({"length": 0}, ["length = 0", "at least 1"]),
         ({"length": "7"}, ["length", "'7'"]),
         ({"split": "holdout"}, ["'holdout'", "train, validation, test"]),
+        ({"success": "yes"}, ["success = 'yes'", "true or false"]),
     ],
 )
 def test_an_impossible_episode_is_one_message(change, words):

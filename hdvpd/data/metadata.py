@@ -31,7 +31,7 @@ def read_json(file: Path) -> Any:
         raise UserError(
             f"{file} is missing; restore it, or delete the folder {file.parent}."
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{file} cannot be read ({error}); restore it from a copy, or write it again."
         ) from error

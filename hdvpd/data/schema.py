@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hdvpd.basics.errors import UserError
+from hdvpd.data.fields import get, is_number, number
 from hdvpd.data.kinematics import POINTS_PER_SEGMENT, Skeleton
 from hdvpd.data.shapes import Shape, parse_shape
 
@@ -148,11 +149,11 @@ def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
         )
     cameras = {
         name: _parse_camera(camera, f"cameras.{name}", file)
-        for name, camera in _get(raw, "cameras", Mapping, file).items()
+        for name, camera in get(raw, "cameras", Mapping, file).items()
     }
     if not cameras:
         raise UserError(f"{file}: 'cameras' is empty; a data set needs at least one camera.")
-    robot = parse_robot(_get(raw, "robot", Mapping, file), file)
+    robot = parse_robot(get(raw, "robot", Mapping, file), file)
     for name, camera in cameras.items():
         if not name or "/" in name:
             raise UserError(
@@ -164,13 +165,15 @@ def parse_dataset(raw: Any, file: Path) -> DatasetInfo:
                 f"{file}: cameras.{name}.mount = {camera.mount!r} is no link of the robot, which "
                 f"has {', '.join(robot.links)}; name one of these, or 'world'."
             )
-    rate_hz = _number(raw, "rate_hz", file)
+    rate_hz = number(raw, "rate_hz", file)
     if not rate_hz > 0:
         raise UserError(f"{file}: rate_hz = {rate_hz} must be positive [frames per second].")
-    workspace = _get(raw, "workspace", Mapping, file)
+    workspace = get(raw, "workspace", Mapping, file)
     low, high = _corner(workspace, "min", file), _corner(workspace, "max", file)
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise UserError(f"{file}: workspace.min = {low} must lie below workspace.max = {high}.")
+    if "source" in raw:
+        get(raw, "source", Mapping, file)
     return DatasetInfo(
         rate_hz=rate_hz,
         licence=str(raw.get("licence", "unknown")),
@@ -197,19 +200,24 @@ def parse_episode(raw: Any, number: int, file: Path) -> EpisodeInfo:
     """
     if not isinstance(raw, Mapping):
         raise UserError(f"{file} should hold one JSON object; restore it or delete the episode.")
-    length = _get(raw, "length", int, file)
-    split = _get(raw, "split", str, file)
+    length = get(raw, "length", int, file)
+    split = get(raw, "split", str, file)
     if length < 1:
         raise UserError(f"{file}: length = {length} must be at least 1; delete the episode.")
     if split not in SPLITS:
         raise UserError(f"{file}: split = {split!r} should be one of {', '.join(SPLITS)}.")
+    success = raw.get("success")
+    if not isinstance(success, bool | None):
+        raise UserError(
+            f"{file}: success = {success!r} should be true or false; leave it out if unknown."
+        )
     return EpisodeInfo(
         number=number,
         length=length,
         task=str(raw.get("task", "unknown")),
         split=split,
         seed=raw.get("seed"),
-        success=raw.get("success"),
+        success=success,
         joint_positions_source=str(raw.get("joint_positions_source", "measured")),
         joint_targets_source=str(raw.get("joint_targets_source", "commanded")),
         links_source=str(raw.get("links_source", "")),
@@ -235,7 +243,7 @@ def parse_objects(raw: Any, file: Path) -> tuple[ObjectInfo, ...]:
         ):
             raise UserError(f"{file}: objects.rgb = {rgb!r} should be three numbers, 0 to 255.")
         color = None if rgb is None else (rgb[0], rgb[1], rgb[2])
-        name = _get(entry, "name", str, file, "objects")
+        name = get(entry, "name", str, file, "objects")
         found.append(ObjectInfo(name, color, parse_shape(entry.get("shape"), file)))
     return tuple(found)
 
@@ -264,8 +272,8 @@ def _parse_camera(raw: Any, key: str, file: Path) -> CameraInfo:
                 f"{file}: {key}.{name} = {raw[name]!r}, but the native format stores "
                 f"{expected!r}; convert the data set."
             )
-    height, width = _get(raw, "height", int, file, key), _get(raw, "width", int, file, key)
-    unit = _number(raw, "depth_unit_m", file, key) if "depth_unit_m" in raw else 1.0
+    height, width = get(raw, "height", int, file, key), get(raw, "width", int, file, key)
+    unit = number(raw, "depth_unit_m", file, key) if "depth_unit_m" in raw else 1.0
     if height < 1 or width < 1 or not unit > 0:
         raise UserError(
             f"{file}: {key} has height {height}, width {width} and depth_unit_m {unit}; "
@@ -285,15 +293,16 @@ def parse_robot(raw: Json, file: Path) -> RobotInfo:
       UserError: a name is missing, unknown or given twice.
     """
     listed_joints = _objects(raw, "joints", file)
-    joints = [_get(joint, "name", str, file, "robot.joints") for joint in listed_joints]
+    joints = [get(joint, "name", str, file, "robot.joints") for joint in listed_joints]
     units = [GRIPPER_UNITS.get(str(joint.get("unit")), 1.0) for joint in listed_joints]
     links = _objects(raw, "links", file)
-    names = [_get(link, "name", str, file, "robot.links") for link in links]
+    names = [get(link, "name", str, file, "robot.links") for link in links]
     for kind, listed in (("joints", joints), ("links", names)):
         twice = sorted({name for name in listed if listed.count(name) > 1})
         if twice:
             raise UserError(f"{file}: robot.{kind} names {twice[0]!r} twice; names are unique.")
-    skeleton = raw.get("skeleton") or _default_skeleton(links, names)
+    given = None if raw.get("skeleton") is None else get(raw, "skeleton", Mapping, file, "robot")
+    skeleton = given or _default_skeleton(links, names)
     unit_of = dict(zip(joints, units, strict=True))
     return RobotInfo(
         name=str(raw.get("name", "unknown")),
@@ -319,9 +328,11 @@ def _parse_skeleton(
             )
         return listed.index(name)
 
-    points = [index(names, name, "robot.skeleton.points") for name in raw.get("points", [])]
+    raw = {"points": [], "segments": [], "arms": {}, **raw}
+    listed = get(raw, "points", list, file, "robot.skeleton")
+    points = [index(names, name, "robot.skeleton.points") for name in listed]
     segments = []
-    for pair in raw.get("segments", []):
+    for pair in get(raw, "segments", list, file, "robot.skeleton"):
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise UserError(f"{file}: robot.skeleton.segments has {pair!r}; give pairs of links.")
         a, b = (index(names, name, "robot.skeleton.segments") for name in pair)
@@ -333,7 +344,7 @@ def _parse_skeleton(
         )
     opening = {
         arm: index(list(units), entry["gripper"], f"robot.skeleton.arms.{arm}.gripper")
-        for arm, entry in raw.get("arms", {}).items()
+        for arm, entry in get(raw, "arms", Mapping, file, "robot.skeleton").items()
         if isinstance(entry, Mapping) and "gripper" in entry
     }
     gripper_of_link = [opening.get(str(link.get("arm")), -1) for link in links]
@@ -346,39 +357,14 @@ def _parse_skeleton(
 
 
 def _objects(raw: Json, key: str, file: Path) -> list[Json]:
-    value = _get(raw, key, list, file, "robot")
+    value = get(raw, key, list, file, "robot")
     if not all(isinstance(entry, Mapping) for entry in value):
         raise UserError(f"{file}: robot.{key} should be a list of objects with a 'name'.")
     return value
 
 
-def _get(raw: Json, key: str, kind: type, file: Path, where: str = "") -> Any:
-    path = f"{where}.{key}" if where else key
-    if key not in raw:
-        raise UserError(f"{file}: '{path}' is missing; see docs/data-format.md.")
-    value = raw[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(
-            f"{file}: {path} = {value!r} should be a {kind.__name__.lower()}; "
-            "see docs/data-format.md."
-        )
-    return value
-
-
-def _number(raw: Json, key: str, file: Path, where: str = "") -> float:
-    path = f"{where}.{key}" if where else key
-    value = raw.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UserError(f"{file}: {path} = {value!r} should be a number; see docs/data-format.md.")
-    return float(value)
-
-
 def _corner(raw: Json, key: str, file: Path) -> tuple[float, float, float]:
     value = raw.get(key)
-    if not (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(x, int | float) and not isinstance(x, bool) for x in value)
-    ):
-        raise UserError(f"{file}: workspace.{key} = {value!r} should be three numbers [m].")
+    if not (isinstance(value, list) and len(value) == 3 and all(map(is_number, value))):
+        raise UserError(f"{file}: workspace.{key} = {value!r} should be three finite numbers [m].")
     return float(value[0]), float(value[1]), float(value[2])
