@@ -271,6 +271,9 @@ def test_runs_on_other_data_are_refused(out, experiment, tmp_path, capsys):
     words = ("compare", experiment, "--members", "none", "--out", out)
     message = failing(capsys, *words, "--data.path", tmp_path / "other")
     assert "none-0 was trained on the data set with identity" in message
+    message = failing(capsys, *words, "--render.eval-num-samples", 7)
+    assert "none-0 was trained with render.eval_num_samples = " in message
+    assert "this command says 7" in message
     message = failing(capsys, *words, "--train.num-rays", 8)
     assert "none-0 was trained with train.num_rays = 32" in message
 
@@ -293,13 +296,20 @@ def test_a_mistake_is_found_before_anything_is_trained(flags, parts, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("key", ["eval.num-steps=1,2", "render.far=2.0,2.4", "data.path=ONE,OTHER"])
+@pytest.mark.parametrize(
+    "key",
+    ["eval.num-steps=1,2", "render.far=2.0,2.4", "data.path=ONE,OTHER",
+     "data.workspace-max=[0.2,0.5,0.5],[0.5,0.5,0.5]"],
+)  # fmt: skip
 def test_what_cannot_be_paired_is_refused_before_anything_is_trained(
     key, experiment, synthetic_dataset, tmp_path, capsys
 ):
     write_synthetic_dataset(tmp_path / "other", episodes=10, steps=4, height=32, width=40, seed=1)
     varied = key.replace("ONE", str(synthetic_dataset)).replace("OTHER", str(tmp_path / "other"))
-    words = ("compare", experiment, "--vary", varied, "--out", tmp_path / "out")
+    words = ["compare", experiment, "--vary", varied, "--out", tmp_path / "out"]
+    if "workspace" in key:
+        words += ["--data.workspace-min", "-0.5", "-0.5", "-0.05"]
+        words += ["--data.workspace-max", "0.5", "0.5", "0.5"]
     assert "would be scored on different frames" in failing(capsys, *words)
     assert not (tmp_path / "out").exists()
 

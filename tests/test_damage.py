@@ -122,15 +122,26 @@ def test_a_damaged_packed_model_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_evaluation_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "metrics.json"
-    summary = {"checkpoint_step": 3, "average_over_steps": {"model": {"ssim": {"mean": 0.875}}}}
+    summary = {
+        "checkpoint_step": 3,
+        "dataset": "d",
+        "average_over_steps": {"model": {"ssim": {"mean": 0.875}}},
+    }
     file.write_text(sealed.dumps(summary, indent=2))
     refused = 0
     for place in damaged(file, 100):
-        found, refusal = tried(lambda: read_summary(file, 3))
+        found, refusal = tried(lambda: read_summary(file, 3, "d"))
         refused += bool(refusal)
         same = found is not None and {name: found.get(name) for name in summary} == summary
         assert str(file) in refusal or same, place
     assert refused > 60
+
+
+def test_a_card_states_numbers_of_the_runs_own_data(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.json"
+    file.write_text(sealed.dumps({"checkpoint_step": 3, "dataset": "another"}))
+    with pytest.raises(UserError, match="identity another, but the run was trained on d"):
+        read_summary(file, 3, "d")
 
 
 def test_what_is_not_read_again_may_be_damaged(run: Path) -> None:

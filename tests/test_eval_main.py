@@ -7,6 +7,7 @@ parameters, whose prediction must depend on the actions.
 
 import csv
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -156,12 +157,35 @@ def test_measures_of_pixels_and_of_the_reconstruction_are_there(compared, summar
     assert "median depth error" in (compared / "metrics.md").read_text()
 
 
+def test_runs_of_one_name_write_nothing_outside_of_out(tmp_path, runs):
+    alike = [shutil.copytree(runs["fresh"], tmp_path / name / "same") for name in "ab"]
+    before = [sorted(run.rglob("*")) for run in alike]
+    settings = {"num_episodes": 1, "windows_per_episode": 1, "num_steps": 1, "controls": []}
+    overrides = {"eval": few_videos(1)["eval"] | settings}
+    evaluation.main(alike, out=tmp_path / "out", overrides=overrides)
+    assert [sorted(run.rglob("*")) for run in alike] == before
+    videos = sorted((tmp_path / "out" / "videos").rglob("*.mp4"))
+    assert [video.parent.name for video in videos] == ["0-same", "1-same"]
+
+
 def test_without_images_the_motion_is_the_same(tmp_path, runs, summaries):
     # There every window is rolled out on its own, here one of two is taken from its images.
     out = tmp_path / "motion"
     evaluation.main([runs["noisy"]], out=out, overrides=few_videos(0), objects_only=True)
     motion = json.loads((out / "motion.json").read_text())["runs"]["noisy"]
-    assert motion == summaries["noisy"]["motion"]
+    origin = {key: summaries["noisy"][key] for key in ("checkpoint_step", "dataset", "seed")}
+    assert motion == origin | summaries["noisy"]["motion"]
+    before = (out / "motion.json").read_bytes()
+    (out / "metrics.json").write_text("{}")
+    again = functools.partial(evaluation.main, [runs["noisy"]], out=out, objects_only=True)
+    again(overrides=few_videos(0))
+    assert not (out / "previous-1").exists()
+    again(overrides={"eval": {"num_episodes": 1}})
+    kept = {file.name for file in (out / "previous-1").iterdir()}
+    assert kept == {"motion.json", "motion.md", "motion.csv", "motion.png"}
+    assert (out / "previous-1" / "motion.json").read_bytes() == before
+    assert (out / "motion.json").read_bytes() != before
+    assert (out / "metrics.json").read_text() == "{}"
 
 
 def test_a_model_with_dynamics_differs_from_static_render_and_heeds_the_actions(summaries):

@@ -13,8 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scenes
 
+from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import ParticleCloud
+from hdvpd.data.shapes import Shape
 from hdvpd.data.simulation.synthetic import write_synthetic_dataset
+from hdvpd.data.truth import Objects
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.evaluation import motion_plots, motion_tables, objects
 from hdvpd.evaluation.spreading import SpreadModel
@@ -123,6 +128,23 @@ def test_means_intervals_and_tables(scores):
     rows = list(csv.DictReader(io.StringIO(motion_tables.motion_csv({"run": motion}))))
     assert len(rows) == 2 * 3 * STEPS
     assert float(rows[1]["untouched_error_m"]) == motion["model"]["untouched_error_m"][1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_places_that_are_not_finite_are_not_left_out_of_the_error(bad):
+    mask = np.array([[True, True, False]] * 2)
+    on_ball = np.tile(np.float32([0.1, 0, 0]), (2, 3, 1))
+    cloud = ParticleCloud(on_ball, np.zeros((2, 3, 0), np.float32), mask)
+    robot = scenes.unturned(np.ones((4, 1, 3)))
+    poses = np.tile(np.eye(4), (4, 1, 1, 1))
+    ball = Objects(("ball",), (Shape("sphere", (0.1,)),), poses)
+    predicted = on_ball.copy()
+    predicted[:, 2] = bad  # padding
+    scores = objects.score_rollout(cloud, predicted, robot, ball)
+    np.testing.assert_allclose(scores[0, :, 0], 0, atol=1e-7)
+    predicted[1, 0, 0] = bad
+    with pytest.raises(UserError, match="step 1 are not finite"):
+        objects.score_rollout(cloud, predicted, robot, ball)
 
 
 def test_what_was_not_seen_has_no_number(scores):

@@ -144,6 +144,7 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
     assert not out.exists()
     summary = {
         "checkpoint_step": 7,
+        "dataset": CheckpointStore(run).read_origin(7)[2]["dataset"],
         "episodes": 3,
         "steps": 8,
         "predictors": ["model", "copy_last_frame"],
@@ -161,6 +162,9 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
     (run / "eval" / "metrics.json").write_text(json.dumps(summary | {"checkpoint_step": 6}))
     assert command(["model", "pack", str(run), "--out", str(out)]) == 2
     assert "is of checkpoint 6, but 7 is packed" in capsys.readouterr().err
+    for name in (".", "tiny.md"):
+        assert command(["model", "pack", str(run), "--out", name]) == 2
+        assert "a packed model is a .zip file" in capsys.readouterr().err
 
 
 def test_hours_are_those_of_the_steps(tmp_path, debug_config):

@@ -78,19 +78,22 @@ class Program:
                 return command.run() or 0
             finally:
                 sys.stdout.flush()
-        except UserError as error:
+        except BrokenPipeError:
+            # Who read the output has enough, as in `| head`. Nothing may be flushed at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except (UserError, OSError) as error:
+            message = _refusal(error) if isinstance(error, OSError) else str(error)
+            if message is None:
+                raise
             if "--debug" in words:
                 traceback.print_exc()
-            print(f"{self.name}: {error}", file=sys.stderr)
+            print(f"{self.name}: {message}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             return 130
         except SystemExit as stop:  # after help, a mistake that tyro named, or a signal in training
             return stop.code if isinstance(stop.code, int) else 0
-        except BrokenPipeError:
-            # Who read the output has enough, as in `| head`. Nothing may be flushed at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
 
     def parse(self, words: Sequence[str]) -> AbstractCommand:
         """Return the command that was typed.
@@ -119,6 +122,16 @@ class Program:
             args=words,
             config=(tyro.conf.HelptextFromCommentsOff, tyro.conf.DisallowNone),
         )
+
+
+def _refusal(error: OSError) -> str | None:
+    """Say which file the system refused; None for what may as well be a mistake of ours."""
+    if error.filename is None or isinstance(error, FileNotFoundError | FileExistsError):
+        return None
+    return (
+        f"{error.filename}: {error.strerror}. Name another place, or make sure that this user may "
+        "read and write there and enter every folder above it; --debug shows the traceback."
+    )
 
 
 def _check_completion(words: Sequence[str]) -> None:

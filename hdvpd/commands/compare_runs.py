@@ -187,13 +187,31 @@ def is_finished(run: PlannedRun, dataset: str) -> bool:
         return False
     saved, _, progress = store.read_origin(step)
     folder.require_same(saved, run.config, saved_dataset=progress["dataset"], dataset=dataset)
+    was_shown, shown = _shown_by(saved), _shown_by(run.config)
+    for key, asked in shown.items():
+        if (was := was_shown[key]) != asked:
+            raise UserError(
+                f"{run.folder} was trained with {key} = {was!r}, which decides how it is scored, "
+                f"but this command says {asked!r}. Give {was!r}, or another --out."
+            )
     return True
 
 
 def trained_as(run: PlannedRun, dataset: str) -> dict[str, Any]:
-    """Say what decides the parameters of a run's last checkpoint; `dataset` is an identity."""
+    """Say what decides a run's last checkpoint and its images; `dataset` is an identity."""
     step = run.config.train.num_steps
-    return {"trained": {"config": config_identity(run.config), "dataset": dataset, "step": step}}
+    own = {"config": config_identity(run.config), "dataset": dataset, "step": step}
+    return {"trained": own | _shown_by(run.config)}
+
+
+def _shown_by(config: Config) -> dict[str, Any]:
+    """List what decides predictions, though a run that is resumed may change it."""
+    render, model = config.render, config.model
+    return {
+        "render.eval_num_samples": render.eval_num_samples,
+        "render.eval_num_proposals": render.eval_num_proposals,
+        "model.stochastic": model.stochastic,
+    }
 
 
 def frames_of(runs: Sequence[PlannedRun]) -> dict[str, dict[str, Any]]:

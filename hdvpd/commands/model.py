@@ -89,14 +89,21 @@ class Pack(AbstractCommand):
         """Pack."""
         announce("packing", self.run_dir)
 
+        from hdvpd.basics.errors import UserError
         from hdvpd.basics.files import write
         from hdvpd.evaluation.model_card import write_card
         from hdvpd.training.checkpoints import CheckpointStore
         from hdvpd.training.packed import pack
 
         store = CheckpointStore(self.run_dir)
+        if self.out.suffix != ".zip":
+            raise UserError(
+                f"--out {self.out}: a packed model is a .zip file, and its card lies beside it; "
+                "give a name such as mine.zip."
+            )
         step = store.sound_step(self.step)
-        card = write_card(self.run_dir, store.read_origin(step)[0], self.out.stem, step)
+        config, _, progress = store.read_origin(step)
+        card = write_card(self.run_dir, config, self.out.stem, step, progress["dataset"])
         pack(self.run_dir, self.out, step)
         page = self.out.with_suffix(".md")
         write(page, card, "Free some space or choose another --out.")

@@ -35,6 +35,7 @@ from hdvpd.evaluation.objects import all_windows, evaluate_motion, has_motion_tr
 from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
 from hdvpd.evaluation.pixel_tables import summarize_pixels
 from hdvpd.evaluation.results import (
+    ORIGIN,
     Evaluation,
     Run,
     ScenePage,
@@ -100,7 +101,7 @@ def main(
         ready = team.together(lambda: prepare_all(folders, checkpoint_step, overrides or {}))
         say = _say if team.primary else lambda text: None
         if objects_only:
-            return report_motion(target, ready, say)
+            return _report_motion(staging, target, score_motions(ready, say))
         compile_model = share_programs()
         found = {name: evaluate(name, run, compile_model, say) for name, run in ready.items()}
         if not team.primary:
@@ -174,11 +175,13 @@ def prepare(
 
 def scored_frames(config: Config, dataset: Dataset, windows: Sequence[Window]) -> dict[str, Any]:
     """Say what decides which images predictors are scored on."""
+    scene = dataset.scene_spec(config.data)  # white is what lies outside of its workspace
     return {
         "dataset": dataset.identity(),
         "cameras": list(select_cameras(dataset, config.data)),
         "image_size": [config.data.height, config.data.width],
         "far": config.render.far,
+        "workspace": [list(scene.workspace_min), list(scene.workspace_max)],
         "moving_threshold": config.eval.moving_threshold,
         "split": SPLIT,
         "steps": config.eval.num_steps,
@@ -214,8 +217,13 @@ def evaluate(
     return Evaluation(run, result, summarize(result.scores, settings))
 
 
-def report_motion(target: Path, runs: dict[str, Run], say: Callable[[str], None]) -> None:
-    """Score the motion of objects of every run, print and write it, and render nothing.
+def score_motions(
+    runs: dict[str, Run], say: Callable[[str], None]
+) -> dict[str, dict[str, Any]] | None:
+    """Score the motion of objects of every run, and render nothing.
+
+    Returns:
+      What motion.json holds of each; None in all processes but the primary.
 
     Raises:
       UserError: the data set does not know its objects.
@@ -232,12 +240,20 @@ def report_motion(target: Path, runs: dict[str, Run], say: Callable[[str], None]
         spread = spread_model(run.model, run.config.eval.num_devices, compile_model)
         scores = evaluate_motion(spread, run.config, run.dataset, windows, say)
         if scores is not None:
-            motions[name] = summarize_motion(scores)
-    if not motions:  # of another process
+            origin = run.checkpoint_step, run.frames["dataset"], run.config.eval.seed
+            motions[name] = dict(zip(ORIGIN, origin, strict=True)) | summarize_motion(scores)
+    return motions or None
+
+
+def _report_motion(
+    staging: Path, target: Path, motions: Mapping[str, Mapping[str, Any]] | None
+) -> None:
+    if motions is None:
         return
-    write_motion(target, motions)
+    write_motion(staging, motions)
+    publish(staging, target)
     for name, motion in motions.items():
-        print(f"\n{name}, checkpoint {runs[name].checkpoint_step}")
+        print(f"\n{name}, checkpoint {motion['checkpoint_step']}")
         for table in motion_tables(motion):
             print()
             table.print()

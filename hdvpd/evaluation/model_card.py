@@ -23,7 +23,7 @@ _LIMITS = """\
 - Parameters are stored in half precision; the numbers are those of the run that was packed."""
 
 
-def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
+def write_card(run_dir: Path, config: Config, file: str, step: int, identity: str) -> str:
     """Write the card of a run's model.
 
     Args:
@@ -31,11 +31,12 @@ def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
       config: of the checkpoint.
       file: name of the packed model.
       step: the checkpoint that was packed.
+      identity: of the data set that it was trained on.
 
     Raises:
-      UserError: the run was not evaluated at this step.
+      UserError: the run was not evaluated at this step on this data set.
     """
-    summary = read_summary(run_dir / "eval" / "metrics.json", step)
+    summary = read_summary(run_dir / "eval" / "metrics.json", step, identity)
     dataset = _dataset(locate(config.data.paths[0]))
     facts = {
         "data": f"`{dataset.get('source', {}).get('command', 'unknown')}`",
@@ -55,11 +56,16 @@ def write_card(run_dir: Path, config: Config, file: str, step: int) -> str:
     )
 
 
-def read_summary(file: Path, step: int) -> Mapping[str, Any]:
+def read_summary(file: Path, step: int, dataset: str) -> Mapping[str, Any]:
     """Read the metrics.json of an evaluated run.
 
+    Args:
+      file: of the evaluation.
+      step: of the checkpoint that it must be of.
+      dataset: identity of the data set, that of the training.
+
     Raises:
-      UserError: it is missing, unreadable, of several runs or of another checkpoint.
+      UserError: it is missing, unreadable, of several runs, another checkpoint or other data.
     """
     try:
         summary = sealed.loads(file.read_text(encoding="utf-8"))
@@ -72,6 +78,12 @@ def read_summary(file: Path, step: int) -> Mapping[str, Any]:
         raise UserError(
             f"{file} is of checkpoint {summary.get('checkpoint_step')}, but {step} is packed. "
             f"Evaluate it first, `hdvpd eval {file.parent.parent} --step {step}`."
+        )
+    if summary.get("dataset") != dataset:
+        raise UserError(
+            f"{file} is of the data set with identity {summary.get('dataset')}, but the run was "
+            f"trained on {dataset}. Evaluate it on its own first, `hdvpd eval "
+            f"{file.parent.parent}`."
         )
     return summary
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from hdvpd.basics.errors import UserError
 from hdvpd.basics.statistics import masked_mean
 from hdvpd.basics.types import Array, Bool, Float, ParticleCloud, RobotPoints
 from hdvpd.config import Config
@@ -226,7 +227,17 @@ def score_rollout(
 
     Returns:
       What `score_motion` says of every one of `MOTION_PREDICTORS`.
+
+    Raises:
+      UserError: a predicted place is not finite, which must not be taken for nothing to score.
     """
+    real = np.asarray(observed.mask)[-1]
+    bad = ~np.isfinite(np.asarray(predicted)[:, real]).all(axis=(1, 2))
+    if bad.any():
+        raise UserError(
+            f"Particles of rollout step {int(np.argmax(bad))} are not finite; this checkpoint is "
+            "unusable. Choose an earlier one with --step, or train again."
+        )
     previous, current = (jax.tree.map(lambda x, i=i: x[i], observed) for i in range(2))
     truth = particle_truth(current, objects, robot.positions)
     still = np.repeat(np.asarray(current.positions)[None], len(predicted), axis=0)

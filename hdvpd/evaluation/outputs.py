@@ -14,14 +14,16 @@ from pathlib import Path
 from hdvpd.basics import files
 
 METRICS_FILE = "metrics.json"
+MOTION_FILE = "motion.json"
 _STAGING = ".partial-"
 _REMEDY = (
     "Earlier results there are intact. Free some space or permit writing there, then evaluate "
     "again."
 )
+_MOTION = (MOTION_FILE, "motion.md", "motion.csv", "motion.png")
 _ARTEFACTS = (
     METRICS_FILE, "metrics.csv", "metrics.md", "episodes.csv", "ssim.png", "videos", "frames",
-    "scenes", "motion.json", "motion.md", "motion.csv", "motion.png", "pixels.csv", "pixels.png",
+    "scenes", *_MOTION, "pixels.csv", "pixels.png",
 )  # fmt: skip
 
 
@@ -59,8 +61,13 @@ def staging_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def publish(staging: Path, target: Path, report: Path) -> None:
+def publish(staging: Path, target: Path, report: Path | None = None) -> None:
     """Move finished files into place.
+
+    Args:
+      staging: folder of the files.
+      target: where they go.
+      report: where the page goes; None if there is none, but the motion of objects alone.
 
     Raises:
       UserError: the file system refuses.
@@ -68,27 +75,29 @@ def publish(staging: Path, target: Path, report: Path) -> None:
     with explain_write_errors(target):
         _keep_previous(staging, target, report)
         page = staging / "report.html"
-        report.parent.mkdir(parents=True, exist_ok=True)
         made = [f for f in sorted(staging.rglob("*")) if f.is_file() and f != page]
         for file in sorted(made, key=lambda f: f.name == METRICS_FILE):
             place = target / file.relative_to(staging)
             place.parent.mkdir(parents=True, exist_ok=True)
             file.replace(place)
-        # The report may lie on another disk than the results when folders are links.
-        shutil.move(page, report)
+        if report is not None:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            # It may lie on another disk than the results when folders are links.
+            shutil.move(page, report)
 
 
-def _keep_previous(staging: Path, target: Path, report: Path) -> None:
-    old = target / METRICS_FILE
-    if not old.is_file() or old.read_bytes() == (staging / METRICS_FILE).read_bytes():
+def _keep_previous(staging: Path, target: Path, report: Path | None) -> None:
+    pairs = [(target / name, staging / name) for name in (METRICS_FILE, MOTION_FILE)]
+    known = [(old, new) for old, new in pairs if old.is_file() and new.is_file()]
+    if all(old.read_bytes() == new.read_bytes() for old, new in known):
         return
     number = 1
     while (target / f"previous-{number}").exists():
         number += 1
     kept = target / f"previous-{number}"
     kept.mkdir()
-    for name in _ARTEFACTS:
+    for name in _MOTION if report is None else _ARTEFACTS:
         if (target / name).exists():
             (target / name).rename(kept / name)
-    if report.is_file():
+    if report is not None and report.is_file():
         shutil.move(report, kept / "report.html")

@@ -28,6 +28,8 @@ from hdvpd.evaluation.videos import Clip, write_clip
 from hdvpd.model import Model
 from hdvpd.training.run_folder import RunFolder
 
+ORIGIN = ("checkpoint_step", "dataset", "seed")
+"""What motion.json says of each run beside its motion."""
 _PLANS = {
     "commanded": "recorded commands",
     "next_positions": "where the robot went, for want of recorded commands",
@@ -139,8 +141,8 @@ def write_results(
     curve = to_png(plot_curves(summaries))
     pages, videos = [], []
     with explain_write_errors(staging.parent):
-        for name, evaluation in evaluations.items():
-            below = Path() if single else Path(name)
+        for position, (name, evaluation) in enumerate(evaluations.items()):
+            below = Path() if single else Path(_folder(name, position))
             shown = []
             for number, clip in evaluation.result.clips:
                 stem = f"episode-{number:04d}"
@@ -173,12 +175,25 @@ def write_results(
         scores = [e.result.scores for e in evaluations.values()]
         (staging / "episodes.csv").write_text(episodes_csv(scores))
         (staging / "ssim.png").write_bytes(curve)
-        motions = {name: s["motion"] for name, s in summaries.items() if "motion" in s}
-        plots = [curve, *_write_pixels(staging, summaries)]
-        plots += [write_motion(staging, motions)] if motions else []
+        plots = [curve, *_write_pixels(staging, summaries), *_write_motion(staging, summaries)]
         page = render_report(pages, plots)
         (staging / "report.html").write_text(page, encoding="utf-8")
     return videos
+
+
+def _folder(name: str, position: int) -> str:
+    """Name a run's subfolder; runs that are called alike are known by their paths."""
+    return f"{position}-{Path(name).name}" if Path(name).name != name else name
+
+
+def _write_motion(staging: Path, summaries: dict[str, dict[str, Any]]) -> list[bytes]:
+    """Write the motion of objects; return its plot, if the data know objects."""
+    motions = {
+        name: {key: summary[key] for key in ORIGIN} | summary["motion"]
+        for name, summary in summaries.items()
+        if "motion" in summary
+    }
+    return [write_motion(staging, motions)] if motions else []
 
 
 def _write_pixels(staging: Path, summaries: dict[str, dict[str, Any]]) -> list[bytes]:
