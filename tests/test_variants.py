@@ -4,6 +4,7 @@ import pytest
 
 from hdvpd.basics.errors import UserError
 from hdvpd.commands.planned_runs import choose_variants, plan_runs
+from hdvpd.config.experiments import flatten
 from hdvpd.config.variants import list_changes, list_variants
 
 
@@ -43,6 +44,29 @@ def test_keys_that_end_alike_are_written_out():
 def test_what_cannot_be_varied_is_named(varied):
     with pytest.raises(UserError, match="--vary"):
         list_variants(varied)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_key_inside_another_is_refused_and_the_remedy_works(swapped, debug_config, tmp_path):
+    varied = ["model.dynamics=interlacer,graph_network", "model.dynamics.num-layers=1,2"]
+    with pytest.raises(UserError) as caught:
+        list_variants(varied[::-1] if swapped else varied)
+    message = str(caught.value)
+    assert message.startswith("--vary names model.dynamics and model.dynamics.num_layers inside it")
+    assert "by model.dynamics.kind instead" in message
+    mask = "model.dynamics.local.mask"
+    variants = list_variants([f"{mask}.kind=grf,rwgnk", f"{mask}.num-hops=1,2"])
+    runs = [flatten(run.config) for run in plan_runs(debug_config, [], 1, tmp_path, variants)]
+    assert [(run[f"{mask}.kind"], run[f"{mask}.num_hops"]) for run in runs] == [
+        ("grf", 1), ("grf", 2), ("rwgnk", 1), ("rwgnk", 2),
+    ]  # fmt: skip
+
+
+def test_a_key_and_one_inside_it_are_two_changes(debug_config, tmp_path):
+    changes = list_changes(["model.dynamics.num_layers=3", "model.dynamics=graph_network"])
+    runs = [flatten(run.config) for run in plan_runs(debug_config, [], 1, tmp_path, changes)]
+    assert [run.get("model.dynamics.num_layers") for run in runs] == [2, 3, None]
+    assert runs[2]["model.dynamics.kind"] == "graph_network"
 
 
 def test_runs_of_every_variant_and_seed(debug_config, tmp_path):

@@ -33,10 +33,12 @@ def list_variants(varied: Sequence[str]) -> list[Variant]:
       The variants, the last key's values changing first; one that changes nothing if none varies.
 
     Raises:
-      UserError: a text names no key or fewer than two values, or a key or a value comes twice.
+      UserError: a text names no key or fewer than two values, a key or a value comes twice, or one
+        key lies inside another.
     """
     given = _read("--vary", varied, least=2)
     keys = list(given)
+    _require_apart(keys)
     return [_variant(keys, _shown(keys), chosen) for chosen in itertools.product(*given.values())]
 
 
@@ -77,6 +79,16 @@ def _read(flag: str, texts: Sequence[str], least: int) -> dict[str, list[Any]]:
             raise UserError(f"{flag} names {key} twice: name every key once, with all its values.")
         found[key] = values
     return found
+
+
+def _require_apart(keys: Sequence[str]) -> None:
+    """Refuse a part beside one of its settings: in one table, each would overwrite the other."""
+    for outer, inner in itertools.permutations(keys, 2):
+        if inner.startswith(f"{outer}."):
+            raise UserError(
+                f"--vary names {outer} and {inner} inside it: give one of them, or choose the part "
+                f"by {outer}.kind instead of {outer}."
+            )
 
 
 def _repeat(labels: Iterable[str]) -> bool:
