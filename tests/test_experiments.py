@@ -227,6 +227,41 @@ def test_mistake_in_an_override_is_one_line(overrides: dict, parts: list[str]) -
         assert part in message
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "parts"),
+    [
+        ("[[train]]\nnum_steps = 7", {"train": {"seed": 1}}, ["train = ", "expected a table"]),
+        ("train = 3", {"train": {"seed": 1}}, ["train = 3", "expected a table"]),
+        ("model = 3", {"model": {"dynamics": "graph_network"}}, ["model = 3", "expected a table"]),
+        (
+            "[model]\ndynamics = 3",
+            {"model": {"dynamics": {"num_layers": 1}}},
+            ["model.dynamics = 3", "'interlacer', 'graph_network'"],
+        ),
+        (
+            "[model.dynamics]\nattention = []",
+            {"model": {"dynamics": {"attention": {"num_heads": 1}}}},
+            ["model.dynamics.attention = []", "expected a table"],
+        ),
+        (
+            "[model.dynamics]\nkind = ['interlacer']",
+            {"model": {"dynamics": {"num_layers": 1}}},
+            ['model.dynamics.kind = ["interlacer"]', "expected a text"],
+        ),
+    ],
+)
+def test_a_wrong_section_of_a_file_is_refused_beside_overrides(
+    tmp_path: Path, text: str, overrides: dict, parts: list[str]
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load_config(str(path), overrides)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    for part in parts:
+        assert part in message
+
+
 def test_removed_keys_are_left_out_of_files_and_refused_as_overrides(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

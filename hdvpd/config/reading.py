@@ -79,25 +79,27 @@ def overlay(schema: type[Settings], base: Tables, changes: Tables) -> dict[str, 
       changes: above. Where they choose another kind of a part, nothing is left of it.
 
     Returns:
-      New tables; what is wrong in either is still in them.
+      New tables; what is wrong in either is still in them, unless a right value replaces it.
     """
     merged = dict(base)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     for name, change in changes.items():
-        below = base.get(name, {})
         merged[name] = change
-        if name not in fields or not isinstance(change, Mapping | str):
+        field = fields.get(name)
+        if field is None or not isinstance(change, Mapping | str):
             continue
-        parts = parts_of(fields[name].type)
-        if parts is not None:
-            before = _part_table(parts, fields[name], below)
-            after = _part_table(parts, fields[name], change, before.get("kind"))
+        below, parts = base.get(name, {}), parts_of(field.type)
+        if parts is not None and isinstance(below, Mapping | str):
+            before = _part_table(parts, field, below)
+            after = _part_table(parts, field, change, before.get("kind"))
             merged[name] = after
             if after["kind"] == before.get("kind") != NONE and (kind := _find(parts, after)):
                 merged[name] = overlay(kind, before, after)
-        elif is_settings(fields[name].type) and isinstance(change, Mapping):
-            below = below if isinstance(below, Mapping) else {}
-            merged[name] = overlay(plain_type(fields[name].type), below, change)
+        elif is_settings(field.type) and isinstance(below, Mapping):
+            if isinstance(change, Mapping):
+                merged[name] = overlay(plain_type(field.type), below, change)
+        elif parts is not None or is_settings(field.type):
+            merged[name] = below  # no table: `_build` refuses it
     return merged
 
 
@@ -112,9 +114,10 @@ def _part_table(
 
 
 def _find(parts: Parts, table: Tables) -> type[Settings] | None:
+    """Return the class that a table chooses; None if its kind is wrong, which `_part` says."""
     try:
-        return parts.find(table["kind"])
-    except (UserError, AttributeError):
+        return parts.find(table["kind"]) if isinstance(table["kind"], str) else None
+    except UserError:
         return None
 
 
