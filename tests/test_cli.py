@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import inspect
 import os
 import re
@@ -158,6 +159,35 @@ def test_alarms_of_the_compiler_are_left_out_unless_wanted(
 def test_debug_shows_the_traceback(capsys: Captured) -> None:
     assert main(["train", "demo", "--debug", "--model.dynamics.attention.num-heads", "7"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [errno.EACCES, errno.ENAMETOOLONG, errno.EIO])
+def test_what_the_system_refuses_is_one_message(
+    kind: int, tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    """As a folder does that may not be entered; not of the tests' user, who may enter all."""
+    file = tmp_path / "mine.toml"
+
+    def refuse(path: Path) -> bool:
+        raise OSError(kind, os.strerror(kind), str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert main(["train", str(file)]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"hdvpd: {file}: {os.strerror(kind)}")
+    assert "Name another place" in message
+    assert main(["train", str(file), "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone", "ours"), OSError("no file")])
+def test_what_may_be_our_mistake_keeps_its_traceback(error: OSError, monkeypatch: Patch) -> None:
+    def fail(_: Path) -> bool:
+        raise error
+
+    monkeypatch.setattr(Path, "is_file", fail)
+    with pytest.raises(OSError, match=str(error.args[-1])):
+        main(["train", "mine.toml"])
 
 
 def test_a_mistake_in_a_file_reaches_the_user(tmp_path: Path, capsys: Captured) -> None:
