@@ -1,3 +1,4 @@
+import concurrent.futures
 import itertools
 import shutil
 import subprocess
@@ -112,6 +113,39 @@ def test_damage_is_raised_at_the_step_that_needs_it_and_ends_the_loader(pristine
         next(loader)
     with pytest.raises(StopIteration):
         next(loader)
+
+
+class Late(concurrent.futures.Future):
+    """Ends between the time-out of who waits and its next look."""
+
+    def __init__(self, outcome: object) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+    def result(self, timeout: float | None = None) -> object:
+        if self.done():
+            return super().result(timeout)
+        if isinstance(self.outcome, BaseException):
+            self.set_exception(self.outcome)
+        else:
+            self.set_result(self.outcome)
+        raise TimeoutError
+
+
+def test_a_batch_that_arrives_with_the_time_out_is_taken(pristine):
+    with make_loader(pristine) as loader:
+        _, batch = next(loader)
+        loader._ahead.appendleft((9, Late(batch)))
+        assert next(loader) == (9, batch)
+        assert [step for step, _ in itertools.islice(loader, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize("fault", [UserError("damaged"), TimeoutError("of a disk")])
+def test_a_fault_that_arrives_with_the_time_out_is_raised(pristine, fault):
+    with make_loader(pristine) as loader:
+        loader._ahead.appendleft((9, Late(fault)))
+        with pytest.raises(type(fault), match=str(fault)):
+            next(loader)
 
 
 def test_closing_ends_every_thread_and_may_be_repeated(pristine):

@@ -138,8 +138,8 @@ class Loader:
             try:
                 return future.result(timeout=max(min(left, _REMINDER_S), 0.0))
             except TimeoutError:
-                if future.done():  # raised by the reading itself
-                    raise
+                if future.done():  # since then, or the reading itself has raised it
+                    return future.result()
             windows = [self._dataset.window_id(*window) for window in self._windows(step)]
             read = describe_windows(windows)
             waited = time.monotonic() - begin
