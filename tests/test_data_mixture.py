@@ -168,6 +168,20 @@ def test_what_does_not_fit_is_named_with_its_remedy(both, other, changed, synthe
     assert open_dataset(one).scene_spec(one).workspace_min == low
 
 
+def test_a_data_set_is_not_mixed_with_itself_under_another_name(both, changed, monkeypatch):
+    link = changed.with_name("link")
+    link.symlink_to(changed)
+    monkeypatch.chdir(changed.parent)
+    for name in ("changed", "./link", str(link), f"{changed}/../changed"):
+        with pytest.raises(UserError, match="twice") as caught:
+            open_dataset(dataclasses.replace(both, path=(both.paths[0], str(changed), name)))
+        assert str(changed) in str(caught.value)
+        assert str(Path(name)) in str(caught.value)
+        assert "data.weights" in str(caught.value)
+    # A copy is another data set.
+    open_dataset(dataclasses.replace(both, path=(both.paths[1], str(changed))))
+
+
 def test_cameras_of_other_names_are_matched_by_their_place(both, changed, synthetic_dataset):
     description = read_json(changed / "dataset.json")
     for number, name in enumerate(list(description["cameras"])):

@@ -8,6 +8,7 @@ kinematic points by their number.
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import tensorstore
@@ -16,6 +17,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config import DataConfig, SceneSpec
 from hdvpd.data import schema
 from hdvpd.data.corrections import Corrections
+from hdvpd.data.remote import RemotePath
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import select_cameras
@@ -134,10 +136,8 @@ def require_fit(sources: Sequence[Dataset], data_config: DataConfig) -> None:
     Raises:
       UserError: naming two of them, what differs and the remedy.
     """
-    first, titles = sources[0], [source.title for source in sources]
-    twice = next((title for title in titles if titles.count(title) > 1), None)
-    if twice is not None:
-        raise UserError(f"data.path names {twice} twice; give it a larger weight in data.weights.")
+    first = sources[0]
+    _require_distinct(sources)
     for other in sources[1:]:
         both = f"{first.title} and {other.title} cannot be mixed"
         views = [len(select_cameras(source, data_config)) for source in (first, other)]
@@ -154,6 +154,20 @@ def require_fit(sources: Sequence[Dataset], data_config: DataConfig) -> None:
                 "--step-s."
             )
         _require_scene(both, first.scene_spec(data_config), other.scene_spec(data_config))
+
+
+def _require_distinct(sources: Sequence[Dataset]) -> None:
+    titles: dict[Path, str] = {}
+    for source in sources:
+        remote = isinstance(source.path, RemotePath)
+        place = source.path if remote else source.path.resolve()
+        if place in titles:
+            names = " and ".join(dict.fromkeys((titles[place], source.title)))
+            raise UserError(
+                f"data.path names the same data set twice ({names}): name it once, with a larger "
+                "weight in data.weights."
+            )
+        titles[place] = source.title
 
 
 def _require_scene(both: str, ours: SceneSpec, theirs: SceneSpec) -> None:
