@@ -409,6 +409,24 @@ def printed(report: Report) -> str:
     return console.export_text()
 
 
+@pytest.mark.parametrize("name", ["my [old] set", "x[/b]", ":robot:"])
+def test_names_in_brackets_and_colons_are_printed_as_they_are(path, name):
+    """They are markup to rich: brackets vanished, or ended in a traceback."""
+    content = json.loads((path / "dataset.json").read_text())
+    camera = name.replace("/", "")  # its name is that of a folder
+    content["cameras"][camera] = content["cameras"].pop("cam1") | {"depth_unit_m": 1000.0}
+    for file in path.glob("episodes/*/cameras/cam1"):
+        file.rename(file.with_name(camera))
+    edit_json(path / "dataset.json", cameras=content["cameras"])
+    folder = path.parent / f"set {name}"
+    folder.parent.mkdir(exist_ok=True)
+    words = printed(quick(path.rename(folder)))
+    assert f"set {name} (" in words.replace("\n", "")
+    assert re.search(rf"│ {re.escape(camera)} +│ ", words)
+    assert re.search(rf"^fail {re.escape(camera)}, \w+: ", words, re.MULTILINE)
+    assert f"({camera}). Fix: " in words
+
+
 @pytest.mark.parametrize("name", list(DISK_MISTAKES))
 def test_a_damaged_data_set_is_named_and_passes_with_its_fix(path, name):
     array, damage = DISK_MISTAKES[name]

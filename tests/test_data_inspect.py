@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -61,6 +63,29 @@ def test_depth_tiles_are_brighter_when_nearer_and_black_when_invalid(path):
     brightness = tile[1].sum(axis=-1)
     assert (np.diff(brightness) <= 0).all()
     assert brightness[0] > brightness[-1] + 100
+
+
+@pytest.mark.parametrize("name", ["my [old] set", "x[/b]", "[red]", ":robot:"])
+def test_names_in_brackets_and_colons_are_shown_as_they_are(path, name, monkeypatch, capsys):
+    """They are markup to rich: brackets vanished from the tables or ended in a traceback."""
+    monkeypatch.setenv("COLUMNS", "200")
+    edit_json(path / "episodes/000000/episode.json", task=f"task {name}")
+    content = json.loads((path / "dataset.json").read_text())
+    camera = name.replace("/", "")  # its name is that of a folder
+    content["cameras"][camera] = content["cameras"].pop("cam1")
+    for file in path.glob("episodes/*/cameras/cam1"):
+        file.rename(file.with_name(camera))
+    edit_json(
+        path / "dataset.json", cameras=content["cameras"], licence=f"licence {name}",
+        source={f"key {name}": f"value {name}"},
+    )  # fmt: skip
+    folder = path.parent / f"set {name}"
+    folder.parent.mkdir(exist_ok=True)
+    inspect(path.rename(folder))
+    words = capsys.readouterr().out.replace("\n", "")
+    for word in ("licence", "key", "value", "set", "task", "(task"):
+        assert f"{word} {name}" in words
+    assert re.search(rf" {re.escape(camera)} +│ 16x20", words)
 
 
 @pytest.mark.parametrize("name", ["cameras/cam1/rgb", "robot/joint_targets", "time_s"])

@@ -41,7 +41,8 @@ def inspect(path: str | Path, out: Path | None = None) -> Path:
     """
     dataset = Dataset(path)
     dataset.check_arrays()
-    console = rich.console.Console()
+    # Names and paths of users hold brackets and colons, which are markup and emoji to rich.
+    console = rich.console.Console(markup=False, emoji=False)
     chosen = _one_per_task(dataset.episodes)[:SHEET_EPISODES]
     depths = {
         camera: np.concatenate([_read_depth(dataset, e, camera)[1] for e in chosen])

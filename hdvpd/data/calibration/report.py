@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import rich.console
-import rich.markup
 import rich.table
+from rich.text import Text
 
 from hdvpd.basics import files
 from hdvpd.data.calibration import limits
@@ -37,27 +38,28 @@ COLORS = {"pass": "green", "fail": "red", "unproven": "yellow", "note": "cyan"}
 def print_report(report: Report, console: rich.console.Console) -> None:
     """Print verdicts, numbers, what is wrong and what to do."""
     console.print(_table(report))
+    # Names and paths of users hold brackets and colons, which are markup and emoji to rich.
+    say = functools.partial(console.print, markup=False, emoji=False, soft_wrap=True)
     for subject, finding in all_findings(report):
         if finding.verdict != "pass" and finding.topic != "diagnosis":
-            color = COLORS[finding.verdict]
-            text = rich.markup.escape(f"{subject}, {finding.topic}: {finding.text}")
-            console.print(f"[{color}]{finding.verdict}[/{color}] {text}", soft_wrap=True)
+            verdict = Text(finding.verdict, COLORS[finding.verdict])
+            say(verdict, f"{subject}, {finding.topic}: {finding.text}")
     for line in diagnosis_lines(report):
-        console.print(f"[bold]{rich.markup.escape(line)}[/bold]", soft_wrap=True)
-    console.print(rich.markup.escape(verdict_line(report)), soft_wrap=True)
+        say(line, style="bold")
+    say(verdict_line(report))
 
 
 def _table(report: Report) -> rich.table.Table:
-    table = rich.table.Table(title=f"calibration of {report.path} ({report.identity})")
+    title = Text(f"calibration of {report.path} ({report.identity})", "table.title")
+    table = rich.table.Table(title=title)
     for column in (
         "camera", "verdict", "other views, median", "95 %", "in front", "robot, median",
         "detached", "depth", "lag",
     ):  # fmt: skip
         table.add_column(column)
     for name, camera in report.cameras.items():
-        color = COLORS[camera.status]
         cells = cells_of(name, camera, report.evidence)
-        table.add_row(name, f"[{color}]{camera.status}[/{color}]", *cells)
+        table.add_row(Text(name), Text(camera.status, COLORS[camera.status]), *cells)
     return table
 
 
