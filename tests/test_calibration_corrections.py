@@ -15,6 +15,7 @@ from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
 from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.agreement import measure
+from hdvpd.data.calibration.calibrate import write_corrected
 from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.drift import with_drift
 from hdvpd.data.calibration.recording import read_sample
@@ -145,6 +146,32 @@ def test_impossible_corrections_of_joints_are_refused(good, tmp_path, joint, wor
     with pytest.raises(UserError, match=r"corrections\.json") as caught:
         Dataset(path)
     assert words in str(caught.value)
+
+
+# --- A corrected copy -----------------------------------------------------------------------------
+
+
+def test_a_corrected_copy_holds_what_lies_behind_links(good, tmp_path):
+    """As where large arrays lie on another disk; they were left out, and nothing said so."""
+    path = Path(shutil.copytree(good, tmp_path / "scene"))
+    episode = path / "episodes" / "000000"
+    for number, name in enumerate(("cameras/cam0/rgb", "cameras/cam1", "truth")):
+        other = tmp_path / "other disk" / str(number)
+        shutil.move(episode / name, other)
+        (episode / name).symlink_to(other)
+    (episode / "robot" / "self").symlink_to(episode)
+    corrections = Corrections({"cam1": CameraCorrection(depth_offset_m=0.1)})
+    write_corrected(path, tmp_path / "copy", corrections)
+
+    def names(of: Path) -> set[str]:
+        folder = of / "episodes" / "000000"
+        return {str(f.parent.relative_to(folder)) for f in folder.rglob("zarr.json")}
+
+    assert names(tmp_path / "copy") == names(good)
+    copy = Dataset(tmp_path / "copy")
+    for name in names(good):
+        wanted = Dataset(good, corrections=corrections).read(0, name)
+        np.testing.assert_array_equal(copy.read(0, name), wanted)
 
 
 # --- Imports --------------------------------------------------------------------------------------

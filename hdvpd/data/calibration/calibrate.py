@@ -5,6 +5,7 @@ Nothing is corrected unless the check fails, the corrected data pass it, and not
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -221,7 +222,7 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
         writer.write_json(out / "dataset.json", description)
         for episode in source.episodes:
             folder = writer.episode_folder(path, episode.number)
-            names = [str(f.parent.relative_to(folder)) for f in folder.rglob("zarr.json")]
+            names = _arrays_in(folder)
             meta = metadata.read_json(folder / "episode.json")
             writer.write_episode(out, episode.number, meta, source.read_many(episode.number, names))
         if (path / "quarantine.json").exists():
@@ -230,6 +231,18 @@ def write_corrected(path: Path, out: Path, corrections: Corrections) -> None:
         if robot is not None:
             writer.write_json(out / ROBOT_FILE, robot.description)
         (out / writer.INCOMPLETE).unlink()
+
+
+def _arrays_in(folder: Path) -> list[str]:
+    """List all arrays of an episode, also undeclared ones and those behind symbolic links."""
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        here = Path(place)
+        if "zarr.json" in names:
+            found.append(str(here.relative_to(folder)))
+        # A link to a folder that it lies in would have no end.
+        folders[:] = [f for f in folders if not here.resolve().is_relative_to((here / f).resolve())]
+    return found
 
 
 def lines(result: Calibration, path: Path, out: Path | None) -> list[str]:
