@@ -676,6 +676,25 @@ def test_a_lag_at_the_edge_of_the_search_is_none():
         assert lag_verdict(robot, [np.roll(r, late) for r in robot]) == verdict
 
 
+@pytest.mark.parametrize("short", [2, 4, 14])
+def test_a_short_episode_leaves_the_lag_of_the_others_proven(short):
+    rng = np.random.default_rng(0)
+    robot = [rng.normal(size=n) for n in (*[60] * 8, short)]
+    for late in (2, -signals.MAX_LAG + 1):
+        lag = signals.align(robot, [np.roll(r, late) for r in robot])
+        assert lag.proven
+        assert lag.best == late
+
+
+def test_many_short_episodes_are_not_left_out_for_a_long_one():
+    rng = np.random.default_rng(0)
+    robot = [rng.normal(size=n) for n in (*[14] * 20, 15)]
+    lag = signals.align(robot, [np.roll(r, 2) for r in robot])
+    assert (lag.samples, lag.best, lag.proven) == (295, 2, True)
+    assert signals.align([np.ones(0), np.ones(2)], [np.ones(0), np.ones(2)]) is None
+    assert signals.align([], []) is None
+
+
 def test_cameras_that_do_not_agree_on_a_lag_have_none():
     rng = np.random.default_rng(0)
     robot = [rng.normal(size=60) for _ in range(8)]

@@ -4,6 +4,7 @@ Two questions to the time series of an episode: at which lag does the motion in 
 the motion of the robot, and how many rows do the targets lead the measured positions?
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from hdvpd.data.calibration import limits
 MAX_LAG = 5
 MOVING = 1e-3
 """A joint or coordinate that moves less [rad or m] in an episode stands still."""
+LONG_SHARE = 0.75
+"""Share of all intervals that episodes long enough for a lag must hold for it to be tried."""
 MIN_SAMPLES = 12
 MIN_BLOCK = 6
 """Intervals in a piece of an episode that can speak for or against a lag."""
@@ -125,11 +128,12 @@ def align(
     """Correlate image motion with robot motion at every lag.
 
     Returns:
-      Correlations over all episodes, each taken relative to its own mean; None if nothing moves,
-      there are too few frames, or the robot's motion is not finite.
+      Correlations over all episodes but a few too short ones, each taken relative to its own mean;
+      None if nothing moves, there are too few frames, or the robot's motion is not finite.
     """
-    shortest = min((len(r) for r in robot), default=0)
-    reach = min(MAX_LAG, shortest // 3)
+    reach = _reach([len(r) for r in robot])
+    long = [len(r) >= 3 * reach for r in robot]
+    robot, image = list(itertools.compress(robot, long)), list(itertools.compress(image, long))
     if sum(len(r) for r in robot) < MIN_SAMPLES or reach < 1:
         return None
     # Not finite: a finding of its own, which says nothing of time.
@@ -156,6 +160,13 @@ def align(
     samples = sum(len(r) for r in robot)
     agreement = float(np.mean(gains) / max(spread, 1e-12)) if gains else 0.0
     return Lag(lags, tuple(found), samples, samples / memory, len(gains), agreement)
+
+
+def _reach(lengths: Sequence[int]) -> int:
+    """Return the largest lag that most episodes can tell: a short one does not decide for all."""
+    needed = LONG_SHARE * sum(lengths)
+    reaches = range(MAX_LAG, 0, -1)
+    return next((k for k in reaches if sum(n for n in lengths if n >= 3 * k) >= needed), 0)
 
 
 def _centred(robot: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
