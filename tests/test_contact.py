@@ -104,10 +104,10 @@ def read_out_of(config, num_points, half_m):
 
 
 def test_what_is_on_the_robot_goes_along_with_it_before_anything_is_learned():
-    """The robot moves 4 cm per step past two surfaces: one is its own, one 6 cm below it."""
+    """The robot moves 15 cm per step past two surfaces: one is its own, one 6 cm below it."""
     settings = {"carry": True, "contact": True, "colors": True, "lasting_features": True}
     config = scenes.tiny_config(model=settings).model
-    step = np.asarray([0.04, 0.0, 0.0])
+    step = np.asarray([0.15, 0.0, 0.0])
     rng = np.random.default_rng(0)
     own, other = rng.uniform(0, 0.06, (2, 30, 3)) * [1, 1, 0] + [[[0, 0, 0.08]], [[0, 0, 0.02]]]
     colors = np.repeat([[2.0, -2.0, 0.0], [-2.0, 2.0, 0.0]], 30, axis=0)
@@ -119,8 +119,8 @@ def test_what_is_on_the_robot_goes_along_with_it_before_anything_is_learned():
     read_out = read_out_of(config, 2, 0.04)
     change = jax.jit(lambda *x: read_out(*x))(tokens, current, robot)
     moved = np.asarray(change.displacement)
-    # The bound of a step, 25 cm, takes off the 100th part.
-    np.testing.assert_allclose(moved[:30], np.tile(step, (30, 1)), rtol=0.02, atol=1e-6)
+    # Wholly: only what is learned is bounded.
+    np.testing.assert_allclose(moved[:30], np.tile(step, (30, 1)), atol=1e-6)
     np.testing.assert_array_equal(moved[30:], 0)
     np.testing.assert_array_equal(change.features, 0)
 

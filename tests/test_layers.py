@@ -7,6 +7,7 @@ import pytest
 import scenes
 from flax import nnx
 
+from hdvpd.attention.learned.base import head_keys
 from hdvpd.basics import layers
 from hdvpd.config import Config
 from hdvpd.training.step import create_model, create_train_state
@@ -158,3 +159,13 @@ def test_bfloat16_products_stay_near_float32(key):
             for tree in (expected, found)
         )
         assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", [layers.Keys, nnx.Rngs])
+def test_masks_of_different_layers_start_from_different_keys(kind):
+    keys = kind(0)
+    first = jax.random.key_data(head_keys(keys, 2))
+    np.testing.assert_array_equal(jax.random.key_data(head_keys(keys, 2)), first)
+    keys.params()
+    second = jax.random.key_data(head_keys(keys, 2))
+    assert not (second == first).all(axis=-1).any()

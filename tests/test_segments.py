@@ -116,6 +116,19 @@ def test_sums_and_means_are_of_things():
 
 
 @pytest.mark.parametrize("up", ["z", "none"])
+def test_padding_is_not_asked_how_far_particles_are_apart(up):
+    cloud = scenes.random_cloud(0, 60, 3)
+    places = np.asarray(cloud.positions) + np.float32([2, 0, 0])
+    cloud = dataclasses.replace(cloud, positions=places, mask=np.ones(60, bool))
+    padded = ParticleCloud(
+        positions=np.pad(places, ((0, 90), (0, 0))),
+        features=np.pad(cloud.features, ((0, 90), (0, 0))),
+        mask=np.pad(cloud.mask, (0, 90)),
+    )
+    assert found(padded, up).reach_m == found(cloud, up).reach_m > 0
+
+
+@pytest.mark.parametrize("up", ["z", "none"])
 def test_padding_belongs_to_nothing(up):
     cloud = scenes.random_cloud(0, 6, 3)
     for one in (

@@ -14,7 +14,7 @@ from hdvpd.basics.color_features import color_features
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import ParticleCloud
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import WindowIndex
+from hdvpd.data.windows import WindowIndex, read_robot, read_window
 from hdvpd.dynamics.shadow import Lamp, Shadow, light_blocked
 from hdvpd.model import Model
 from hdvpd.training.shadow import Changes, fit, learn_shadow, look_at
@@ -168,6 +168,27 @@ def test_only_what_stood_still_before_cameras_that_stand_still_is_compared(synth
     assert np.abs(changes.brighter).max() < np.log(1.02 / 0.02)
     again = look_at(config, dataset.scene_spec(config.data), dataset, windows, length)
     jax.tree.map(np.testing.assert_array_equal, changes, again)
+
+
+def test_images_show_where_the_robot_was_and_not_where_it_was_told_to_be(
+    synthetic_dataset, monkeypatch
+):
+    dataset = Dataset(synthetic_dataset)
+    config = shadow_config(synthetic_dataset)
+    length = 2 + config.train.horizon
+    windows = WindowIndex(dataset, "train", length).sample(0, 0, 4)
+
+    def read_commands_ahead(*arguments):
+        batch = read_window(*arguments)
+        batch.robot.positions[2:] += 1.0
+        return batch
+
+    monkeypatch.setattr(hdvpd.training.shadow, "read_window", read_commands_ahead)
+    changes = look_at(config, dataset.scene_spec(config.data), dataset, windows, length)
+    for (episode, start), points in zip(windows, changes.points, strict=True):
+        for frame, seen in zip((start + 1, start + length - 1), points, strict=True):
+            measured = read_robot(dataset, episode, frame - 1, 2).positions[1]
+            np.testing.assert_allclose(seen, measured, atol=1e-6)
 
 
 def test_a_training_begins_with_the_lamp_or_without_a_shadow(

@@ -150,6 +150,38 @@ def test_what_is_let_go_falls_to_what_is_below_it():
     np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
 
 
+@pytest.mark.parametrize("opening", [0.3, 0.6, 0.66, 0.68])
+def test_a_hand_that_keeps_its_opening_keeps_its_hold(opening):
+    step = np.asarray([0.03, 0.0, 0.0])
+    moved = predict(*lifted(0.10, step, opening))
+    np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("ways", [(0.1, 0.1, 0.65, 1.2), (0.1, 0.1, 0.63, 0.64, 0.66, 1.2)])
+def test_a_hand_that_opens_over_several_steps_lets_go_once(ways):
+    now = np.asarray([0.0, 0.0, 0.525])
+    places = np.float32(cube(now))
+    for opening in zip(ways, ways[1:], ways[2:], strict=False):
+        moved = predict(cloud_of(places, table()), hand([now] * 3, opening))
+        places = places + moved[:SIZE]
+        now = places.mean(axis=0)  # the hand stays about it, so that all steps are of one hold
+    np.testing.assert_allclose(places[:, 2].min(), 0, atol=1e-3)
+
+
+def test_what_is_held_moves_as_one_thing_whatever_its_fingers_are_told():
+    """A hand that a thing keeps from closing is told to close; the thing is longer than a hand."""
+    step = np.asarray([0.03, 0.01, 0.02])
+    now = np.asarray([0.0, 0.0, 0.125])
+    rod = np.stack([np.linspace(-0.35, 0.35, 71), np.zeros(71), np.full(71, 0.1)], axis=-1)
+    held = np.concatenate([cube(now, 0.05), rod])
+    robot = hand([now - step, now, now + step])
+    told = hand([now + step], CLOSED, 0.01)
+    positions = np.concatenate([robot.positions[:2], told.positions])
+    current = cloud_of(held, table(81) * 2.0)
+    moved = predict(current, dataclasses.replace(robot, positions=positions))[: len(held)]
+    np.testing.assert_allclose(moved, np.tile(step, (len(held), 1)), atol=1e-4)
+
+
 def pushing(start_x, end_x, y=0.0, opening=CLOSED, height_m=0.03):
     """One finger that goes along x to a cube whose face is at x = 0, before the next step."""
     cloud = cloud_of(cube(np.asarray([0.025, 0.0, 0.026])), table())
@@ -217,6 +249,20 @@ def test_the_robot_and_padding_are_left_alone():
     assert not predict(current, robot, things=things)[:SIZE].any()
     masked = dataclasses.replace(current, mask=things)
     assert not predict(masked, robot)[:SIZE].any()
+
+
+def test_how_much_padding_there_is_makes_no_difference():
+    """A closed finger passes a cube at 2.5 cm, of which much padding made a push."""
+    current, robot = pushing(-0.05, -0.03, 0.0)
+    far = dataclasses.replace(current, positions=current.positions + np.float32([0.6, 0, 0]))
+    robot = dataclasses.replace(robot, positions=robot.positions + np.float32([0.6, 0, 0]))
+    count = len(far.mask)
+    padded = ParticleCloud(
+        positions=np.pad(far.positions, ((0, 2 * count), (0, 0))),
+        features=np.pad(far.features, ((0, 2 * count), (0, 0))),
+        mask=np.pad(far.mask, (0, 2 * count)),
+    )
+    np.testing.assert_array_equal(predict(padded, robot)[:count], predict(far, robot))
 
 
 @pytest.mark.parametrize("up", ["x", "y", "-z"])

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.basics.types import Float, JaxArray, ParticleCloud, RobotPoints
+from hdvpd.basics.geometry import EXACT
+from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
 MOTION_SCALE_M = 0.05
@@ -102,7 +103,11 @@ def taken_along(
 
 
 def held_along(
-    cloud: ParticleCloud, robot: RobotPoints, slice_: int, until: int
+    cloud: ParticleCloud,
+    robot: RobotPoints,
+    slice_: int,
+    until: int,
+    at: Float[Array, "n 3"] | None = None,
 ) -> Float[JaxArray, "n 3"]:
     """Return by how much the links nearby displace each particle together [m].
 
@@ -115,10 +120,12 @@ def held_along(
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       slice_: which of the two.
       until: the slice of `robot` at which the motion ends.
+      at: the places from which d is taken, one for all particles that move as one [m]; by default
+        each particle's own, and nothing moves that is too far to be held.
     """
     start = jnp.asarray(robot.positions)[slice_]
     # Axis by axis: sums over an axis of three are not vectorised.
-    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
+    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions if at is None else at))
     x, y, z = (places[:, k, None] - jax.lax.stop_gradient(start)[None, :, k] for k in range(3))
     squared = x**2 + y**2 + z**2
     least = squared.min(axis=1, keepdims=True)
@@ -129,10 +136,11 @@ def held_along(
     # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
     middle = jax.lax.stop_gradient(start.mean(axis=0))[None]
     fixed = shift - jnp.sum(turn * (start - middle)[:, None], axis=-1)
-    mean = weights @ jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
+    motions = jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
+    mean = jnp.matmul(weights, motions, precision=EXACT)
     arm = cloud.positions - middle
     moved = mean[:, 9:] + jnp.sum(mean[:, :9].reshape(-1, 3, 3) * arm[:, None], axis=-1)
-    return jnp.where(least < FAR_M**2, moved, 0.0)
+    return moved if at is not None else jnp.where(least < FAR_M**2, moved, 0.0)
 
 
 def _motions(
@@ -142,5 +150,5 @@ def _motions(
     positions, axes = jnp.asarray(robot.positions), jnp.asarray(robot.axes)
     # Less the identity, so that what hardly turns keeps its digits.
     unit = np.eye(3, dtype=np.float32)[None]
-    turn = jnp.einsum("pij,pkj->pik", axes[until], axes[slice_]) - unit
+    turn = jnp.einsum("pij,pkj->pik", axes[until], axes[slice_], precision=EXACT) - unit
     return turn, positions[until] - positions[slice_]

@@ -62,16 +62,17 @@ class InterlacerSettings(AbstractDynamicsSettings, Generic[LocalPlan, MaskPlan])
           The plan of all local layers and that of all global attentions, None where there is no
           such layer or mask; one and the same where both lie under equal masks.
         """
-        plan = None if self.local is None else self.local.plan(model, positions, mask, key)
         global_mask = self.attention.neighbor_mask
-        if global_mask is None:
+        local_key, global_key = (key, None) if global_mask is None else jax.random.split(key)
+        plan = None if self.local is None else self.local.plan(model, positions, mask, local_key)
+        if global_mask is None or global_key is None:
             return plan, None
         if (
             isinstance(self.local, GraphAttentionSettings)
             and self.local.neighbor_mask == global_mask
         ):
             return plan, plan
-        return plan, global_mask.plan(model, positions, mask, key)
+        return plan, global_mask.plan(model, positions, mask, global_key)
 
 
 class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):

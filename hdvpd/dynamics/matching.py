@@ -7,6 +7,7 @@ see an object that moves in a handful of pixels, while every particle has a meas
 import jax
 import jax.numpy as jnp
 
+from hdvpd.basics.geometry import EXACT
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
 
 _COLOR_M = 0.2
@@ -46,7 +47,7 @@ def match_distance(
     squared = (
         jnp.sum(predicted**2, axis=1)[:, None]
         + jnp.sum(measured**2, axis=1)[None]
-        - 2 * predicted @ measured.T
+        - 2 * jnp.matmul(predicted, measured.T, precision=EXACT)
     )
     possible = jnp.asarray(predicted_mask)[:, None] & jnp.asarray(measured_mask)[None]
     squared = jnp.where(possible, squared, jnp.inf)

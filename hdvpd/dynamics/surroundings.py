@@ -28,7 +28,7 @@ class Surroundings:
 
     Attributes:
       indices: of the particles, nearest first, oneself among them.
-      distances: [m]; inf where there are fewer particles.
+      distances: [m]; inf where there are fewer particles, and of padding.
       unlike: squared difference of hues, 1 where a colour's edge is.
     """
 
@@ -58,7 +58,9 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
     # Faces of one object differ in brightness, and by the light that falls on them.
     hue = (own - brightness) / (brightness + _DARK)
     unlike = jnp.sum((hue[near.indices] - hue[:, None]) ** 2, axis=-1) / _PARTNER_COLOR**2
-    return Surroundings(indices=near.indices, distances=near.distances, unlike=unlike)
+    # Rows of padding are somewhere, too, and how far particles are apart is asked of all rows.
+    distances = jnp.where(cloud.mask[:, None], near.distances, jnp.inf)
+    return Surroundings(indices=near.indices, distances=distances, unlike=unlike)
 
 
 def shared(values: Float[Array, "n"], around: Surroundings) -> Float[JaxArray, "n"]:

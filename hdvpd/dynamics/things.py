@@ -75,6 +75,16 @@ def closed(opening: Float[Array, "*batch"]) -> Float[JaxArray, "*batch"]:
     return jax.nn.sigmoid((_OPEN - jnp.asarray(opening)) / _OPEN_WIDTH)
 
 
+def opened(openings: Float[Array, "3 *batch"]) -> Float[JaxArray, "*batch"]:
+    """Return how much of its hold a hand gives up from t - 1 to t, 0 to 1.
+
+    Shares of one opening over several steps make up the whole, and a hand that keeps its opening
+    keeps its hold.
+    """
+    before, after = closed(openings[1]), closed(openings[2])
+    return jnp.clip(1.0 - after / jnp.maximum(before, 1e-6), 0.0, 1.0)
+
+
 def moved_things(
     current: ParticleCloud,
     robot: RobotPoints,
@@ -118,6 +128,9 @@ def moved_things(
         moved_m -= lift_m[:, None] * axis[None]
         # What the body has passed by the end of the step was in touch, too.
         moved_m = _turned(moved_m, top, found, coming.entered < 1.0, axis, unseen)
+        # By one motion for all of a thing: of its own links each particle would go elsewhere.
+        middle = found.mean(cloud.positions, found.inside.astype(jnp.float32))
+        carried_m = held_along(current, robot, 1, 2, middle)
         moved_m = _held(moved_m, carried_m, coming.now_m, openings, found, axis)
     return Things(
         displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
@@ -227,7 +240,7 @@ def _held(
     holds = jnp.minimum(openings[1], openings[2]) < _OPEN + 2 * _OPEN_WIDTH
     near = jnp.where(holds, nearest_m, farthest_m) < _IN_HAND_M
     in_hand = near & (lowest_m > _OFF_M) & (lowest_m < jnp.inf)
-    let_go = (closed(openings[1]) * (1 - closed(openings[2])))[:, None]
+    let_go = jnp.where(openings[1] < _OPEN + 2 * _OPEN_WIDTH, opened(openings), 0.0)[:, None]
     fall_m = -jnp.where(in_hand, lowest_m, 0.0)[:, None] * axis[None]
     held_m = (1 - let_go) * carried_m + let_go * fall_m
     moved_m = jnp.where(in_hand[:, None], held_m, moved_m)

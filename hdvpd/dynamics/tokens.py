@@ -205,7 +205,7 @@ class ReadOut(nnx.Module):
             # The last output is a gate, which is learned much sooner than the motion itself
             # (docs/lab-book.md).
             moved_m += raw[:, -1:] * carried_motion(current, robot, 1, self.config.knn)[:, :3]
-        return self._bounded(moved_m, raw)
+        return self._changed(self._bounded(moved_m), raw)
 
     def _shaded(
         self, shadow: Shadow, change: Change, current: ParticleCloud, robot: RobotPoints
@@ -221,10 +221,14 @@ class ReadOut(nnx.Module):
     def _free(self, raw: Float[JaxArray, "n o"]) -> Float[JaxArray, "n 3"]:
         return (self.config.displacement_unit or self.config.max_displacement) * raw[:, :3]
 
-    def _bounded(self, moved_m: Float[JaxArray, "n 3"], raw: Float[JaxArray, "n o"]) -> Change:
-        bound, features = self.config.max_displacement, raw[:, 3 : 3 + self.config.feature_dim]
+    def _bounded(self, moved_m: Float[JaxArray, "n 3"]) -> Float[JaxArray, "n 3"]:
+        bound = self.config.max_displacement
+        return bound * jnp.tanh(moved_m / bound)
+
+    def _changed(self, moved_m: Float[JaxArray, "n 3"], raw: Float[JaxArray, "n o"]) -> Change:
+        features = raw[:, 3 : 3 + self.config.feature_dim]
         return Change(
-            displacement=bound * jnp.tanh(moved_m / bound),
+            displacement=moved_m,
             features=jnp.zeros_like(features) if self.config.lasting_features else features,
         )
 
@@ -256,4 +260,5 @@ class ReadOut(nnx.Module):
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
         raw *= reached(current, robot, 1, FAR_M, self.config.knn)
         moved_m = jnp.where(robots[:, None], carried_m, things.displacement)
-        return self._bounded(self._free(raw) + moved_m, raw)
+        # What geometry says is not bounded: rigid motions would bend, and fast ones fall behind.
+        return self._changed(self._bounded(self._free(raw)) + moved_m, raw)

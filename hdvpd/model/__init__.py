@@ -41,9 +41,6 @@ from hdvpd.encoders.unet import UNet
 from hdvpd.model.rays import sample_rays
 from hdvpd.render.renderer import Renderer
 
-# Folded into a rollout's key for what is drawn before its first step.
-_BEGINS = 0
-
 
 class Model(nnx.Module):
     """The world model: encode two frames, predict along the robot's plan, render what is seen."""
@@ -134,7 +131,8 @@ class Model(nnx.Module):
         unroll: bool = False,
     ) -> ParticleCloud:
         expected = self.expected(robot)
-        step = self.dynamics.begin(current, expected, jax.random.fold_in(key, _BEGINS))
+        begins, key = jax.random.split(key)
+        step = self.dynamics.begin(current, expected, begins)
         remat = self.config.train.remat
         return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)
 
@@ -177,13 +175,13 @@ class Model(nnx.Module):
         train = self.config.train
         reconstruct = train.reconstruct and not scored
         places = first_window + jnp.arange(size)
-        encode_keys, ray_keys, sample_keys, rollout_keys = (
+        encode_keys, ray_keys, sample_keys, rollout_keys, match_keys = (
             jax.vmap(jax.random.fold_in, (None, 0))(kind, places)
-            for kind in jax.random.split(key, 4)
+            for kind in jax.random.split(key, 5)
         )
 
-        predict = functools.partial(self._predict, reconstruct=reconstruct)
-        clouds = each(predict, batch.frames, batch.robot, encode_keys, rollout_keys)
+        clouds, current = each(self._predict, batch.frames, batch.robot, encode_keys, rollout_keys)
+        clouds = _followed_by(clouds, current) if reconstruct else clouds
         last_observed = self.white_targets(jax.tree.map(lambda x: x[:, 1:2], batch.frames))
         # Predicted frames, then the last observed one.
         order = (slice(2, None), slice(1, 2))[: 1 + reconstruct]
@@ -206,13 +204,20 @@ class Model(nnx.Module):
         if train.depth_weight and not scored:
             loss += train.depth_weight * ray_depth_l1(rendering.depth_m, target[..., 3])
         if train.match_weight and not scored:
-            loss += train.match_weight * self._match(frames, clouds, encode_keys)
+            loss += train.match_weight * self._match(frames, clouds, current, match_keys)
         return loss
 
     def _match(
-        self, frames: RgbdFrames, clouds: ParticleCloud, keys: Key[JaxArray, "b"]
+        self,
+        frames: RgbdFrames,
+        clouds: ParticleCloud,
+        current: ParticleCloud,
+        keys: Key[JaxArray, "b"],
     ) -> Float[Array, "i"]:
-        """Return how far particles, axes (b i), are from the points of frames, axes (b i v) [m]."""
+        """Return how far particles, axes (b i), are from the points of frames, axes (b i v) [m].
+
+        They are told apart by the colours of the last observed cloud, axes (b).
+        """
 
         def match(
             frames: RgbdFrames, cloud: ParticleCloud, colors: Float[Array, "n 3"], key: PRNGKey
@@ -224,14 +229,13 @@ class Model(nnx.Module):
             )  # fmt: skip
 
         def match_window(
-            frames: RgbdFrames, clouds: ParticleCloud, key: PRNGKey
+            frames: RgbdFrames, clouds: ParticleCloud, current: ParticleCloud, key: PRNGKey
         ) -> Float[Array, "i"]:
-            # A particle keeps the colour that it was seen in.
-            colors = jax.nn.sigmoid(clouds.features[-1, :, :3])
-            keys = jax.random.split(jax.random.fold_in(key, 1), clouds.mask.shape[0])
+            colors = jax.nn.sigmoid(current.features[:, :3])
+            keys = jax.random.split(key, clouds.mask.shape[0])
             return jax.vmap(match, (0, 0, None, 0))(frames, clouds, colors, keys)
 
-        return jnp.asarray(each(match_window, frames, clouds, keys)).mean(axis=0)
+        return jnp.asarray(each(match_window, frames, clouds, current, keys)).mean(axis=0)
 
     def measure(self, frames: RgbdFrames, num_points: int, key: PRNGKey) -> ParticleCloud:
         """Draw points of the views, axes (v), of one time step; their features are the colours'."""
@@ -261,19 +265,15 @@ class Model(nnx.Module):
         robot: RobotPoints,
         encode_key: PRNGKey,
         rollout_key: PRNGKey,
-        *,
-        reconstruct: bool,
-    ) -> ParticleCloud:
-        """Return the predicted clouds of one window, then, on demand, the last observed one."""
+    ) -> tuple[ParticleCloud, ParticleCloud]:
+        """Return the predicted clouds of one window, and the last observed one."""
         observed = jax.tree.map(lambda x: x[:2], frames)
         encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
         clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
         with jax.named_scope("rollout"):
             clouds = self._roll_out(previous, current, robot, rollout_key, unroll=True)
-        if not reconstruct:
-            return clouds
-        return jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), clouds, current)
+        return clouds, current
 
     def _near_robot(
         self, frames: RgbdFrames, robot: RobotPoints
@@ -293,6 +293,11 @@ class Model(nnx.Module):
         start = jnp.full(valid.shape, jnp.inf)
         nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(points, 2, 0))
         return valid & (nearest < distance_m**2)
+
+
+def _followed_by(clouds: ParticleCloud, last: ParticleCloud) -> ParticleCloud:
+    """Append one cloud, axes (b), to clouds, axes (b i)."""
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y[:, None]], axis=1), clouds, last)
 
 
 def render_images(

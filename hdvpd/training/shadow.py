@@ -13,7 +13,7 @@ from flax import nnx
 from hdvpd.basics.types import Array, Float, Int, JaxArray, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
+from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_robot, read_window
 from hdvpd.dynamics.shadow import Lamp, Shadow, light_blocked
 from hdvpd.encoders.particles import visible_points
 from hdvpd.model import Model
@@ -104,10 +104,12 @@ def look_at(
     )
     for number, window in enumerate(windows):
         batch = read_window(dataset, *window, length, config.data)
-        frames, robot = jax.tree.map(
-            lambda x: np.asarray(x)[[OBSERVED_FRAMES - 1, -1]], (batch.frames, batch.robot)
-        )
-        points.append(robot.positions)
+        frames = jax.tree.map(lambda x: np.asarray(x)[[OBSERVED_FRAMES - 1, -1]], batch.frames)
+        # Where the robot was, of both: a window has what it was told to do after what is observed.
+        episode, start = window
+        then = read_robot(dataset, episode, start + length - OBSERVED_FRAMES, OBSERVED_FRAMES)
+        now = np.asarray(batch.robot.positions)[OBSERVED_FRAMES - 1]
+        points.append(np.stack([now, np.asarray(then.positions)[-1]]))
         poses = frames.camera.camera_to_world
         surfaces, visible = map(np.asarray, visible_points(frames.depth_m, frames.camera, *box))
         brightness = np.log(frames.rgb.mean(axis=-1) / 255 + 0.02)

@@ -100,5 +100,6 @@ def head_keys(rngs: nnx.Rngs, num_heads: int) -> Key[JaxArray, "a"]:
     The stream of the other layers' keys does not move: they start as they would without a mask.
     """
     stream = rngs.params
-    fresh = jax.random.fold_in(jax.random.fold_in(stream.key[...], stream.count[...]), 0)
+    drawn = getattr(stream, "drawn", stream.count[...])  # `basics.layers.Keys` counts in Python
+    fresh = jax.random.fold_in(jax.random.fold_in(stream.key[...], drawn), 0)
     return jax.random.split(fresh, num_heads)
