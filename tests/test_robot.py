@@ -236,7 +236,9 @@ def test_data_of_others_need_a_file(older, capsys):
     assert "give a URDF or MJCF with --robot FILE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "hdvpd-robot", "version": 9}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "[" * 100_000, '{"format": "hdvpd-robot", "version": 9}']
+)
 def test_a_damaged_robot_file_is_named(older, text):
     (older / "robot.json").write_text(text)
     with pytest.raises(UserError, match=r"robot\.json"):

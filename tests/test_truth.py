@@ -47,7 +47,8 @@ def test_displacement_of_a_translation_and_of_a_half_turn():
 
 
 @pytest.mark.parametrize(
-    "raw", [{"box": [1, 2]}, {"ball": [1]}, [1], {"sphere": [0]}, {"sphere": "1"}]
+    "raw",
+    [{"box": [1, 2]}, {"ball": [1]}, [1], {"sphere": [0]}, {"sphere": "1"}, {"sphere": [np.inf]}],
 )
 def test_impossible_shapes_are_refused(raw):
     with pytest.raises(UserError, match=r"episode\.json: objects\.shape"):

@@ -244,7 +244,7 @@ def read_robot(folder: Path, base_motion: Float[np.ndarray, "4 4"] | None = None
         return None
     try:
         raw = sealed.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{file} cannot be read ({error}). Write it again with `hdvpd data robot {folder}`."
         ) from error

@@ -77,7 +77,10 @@ def parse_shape(raw: Any, file: Path) -> Shape | None:
         if (
             isinstance(size, list)
             and len(size) == _SIZES.get(kind)
-            and all(isinstance(x, int | float) and not isinstance(x, bool) and x > 0 for x in size)
+            and all(
+                isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < np.inf
+                for x in size
+            )
         ):
             return Shape(kind, tuple(float(x) for x in size))
     raise UserError(
