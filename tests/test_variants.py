@@ -102,6 +102,11 @@ def test_changes_stand_alone_beside_the_experiment_as_it_is(debug_config, tmp_pa
     ]  # fmt: skip
 
 
+def test_an_impossible_change_is_named_with_its_flag(debug_config, tmp_path):
+    with pytest.raises(UserError, match=r"--ablate with train\.horizon = 0"):
+        plan_runs(debug_config, [], 1, tmp_path, list_changes(["train.horizon=0"]))
+
+
 @pytest.mark.parametrize(
     "ablated",
     [["train.clip_norm"], ["=1"], ["train.horizon=1,1"], ["train.horizon=1", "train.horizon=2"],

@@ -88,9 +88,10 @@ def main(
     keep_freed_memory()
     config = load_config(experiment, overrides)
     runs = plan_runs(config, members, num_seeds, out / "runs", choose_variants(vary, ablate))
-    require_same_frames(frames_of(runs))
+    frames = frames_of(runs)
+    require_same_frames(frames)
     train_runs(runs)
-    compared = evaluate_runs(runs)
+    compared = evaluate_runs(runs, frames)
     summary = summarize_comparison(compared, describe(runs))
     share({"tables": lambda: write_comparison(out, compared, summary)})
     for table in comparison_tables(summary):
@@ -226,13 +227,15 @@ def frames_of(runs: Sequence[PlannedRun]) -> dict[str, dict[str, Any]]:
     return {run.name: describe_frames(run) for run in runs}
 
 
-def evaluate_runs(runs: Sequence[PlannedRun]) -> list[ComparedRun]:
-    """Score every run on the same frames, and collect its speed and size.
+def evaluate_runs(
+    runs: Sequence[PlannedRun], frames: Mapping[str, dict[str, Any]]
+) -> list[ComparedRun]:
+    """Score every run on the same frames, those of `frames_of`, and collect its speed and size.
 
     Raises:
       UserError: a run's checkpoint is missing or damaged.
     """
-    dataset, frames = open_dataset(runs[0].config.data), frames_of(runs)
+    dataset = open_dataset(runs[0].config.data)
     compile_model = share_programs()
 
     def evaluate(number: int, run: PlannedRun) -> ComparedRun:

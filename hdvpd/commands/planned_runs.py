@@ -91,7 +91,7 @@ def varied_config(config: Config, member: str, variant: Variant) -> Config:
       UserError: there is no such member, key or value.
     """
     own = with_member(config, member) if member else config
-    return apply_overrides(own, variant.tables, source="--vary")
+    return apply_overrides(own, variant.tables, source=variant.flag)
 
 
 def with_seed(config: Config, seed: int) -> Config:

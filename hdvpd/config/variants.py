@@ -1,26 +1,28 @@
 """Variants of an experiment: every combination of some values, or one change at a time."""
 
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hdvpd.basics.errors import UserError
 from hdvpd.config.reading import Tables
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Variant:
     """One combination of values.
 
     Attributes:
       label: says the values; can be part of a folder's name. Empty where nothing varies.
       tables: what to change of the experiment.
+      flag: that asks for it, for messages.
     """
 
     label: str
     tables: Tables
+    flag: str = "--vary"
 
 
 def list_variants(varied: Sequence[str]) -> list[Variant]:
@@ -54,7 +56,7 @@ def list_changes(ablated: Sequence[str]) -> list[Variant]:
     given = _read("--ablate", ablated, least=1)
     shown = _shown(list(given))
     changes = [
-        _variant([key], [name], [value])
+        dataclasses.replace(_variant([key], [name], [value]), flag="--ablate")
         for (key, values), name in zip(given.items(), shown, strict=True)
         for value in values
     ]

@@ -63,9 +63,9 @@ class InterlacerSettings(AbstractDynamicsSettings, Generic[LocalPlan, MaskPlan])
           such layer or mask; one and the same where both lie under equal masks.
         """
         global_mask = self.attention.neighbor_mask
-        local_key, global_key = (key, None) if global_mask is None else jax.random.split(key)
+        local_key, global_key = (key, key) if global_mask is None else jax.random.split(key)
         plan = None if self.local is None else self.local.plan(model, positions, mask, local_key)
-        if global_mask is None or global_key is None:
+        if global_mask is None:
             return plan, None
         if (
             isinstance(self.local, GraphAttentionSettings)
