@@ -10,7 +10,9 @@ whole is not in its parts is its last row. Samples out of reach of all particles
 and nothing else. With --processor, times are of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
 
-`paper` runs with one window and one predicted step, rematerialised as in its configuration.
+`paper` runs with one window and one predicted step, rematerialised as in its configuration. Windows
+are spread over cores by `--train.batch-size 2 --train.num-devices 2`; parts are still measured
+one after another, on one device.
 
 Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--processor] [--out DIR] ...
 """
@@ -57,6 +59,7 @@ from hdvpd.render.rays import Samples, in_order, proposal_density, propose, samp
 from hdvpd.render.renderer import NerfMlp, support
 from hdvpd.render.surface import light_stopped
 from hdvpd.training.optimizer import create_optimizer
+from hdvpd.training.parallel import make_layout, offer_cores
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 
 SMALLER = {"paper": ["--train.batch-size", "1", "--train.horizon", "1"]}
@@ -401,11 +404,13 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     graphdef, state = create_train_state(config, scene)
     params = jax.tree.map(jnp.copy, state.params)
     model, key = merge_model(graphdef, params), jax.random.key(0)
-    step = make_train_step(config, graphdef)
+    step, layout = make_train_step(config, graphdef), make_layout(config.train)
+    placed = layout.place_batch(batch), layout.place_everywhere(key)
+    state = layout.place_state(state)
 
     def train() -> Any:
         nonlocal state
-        state, metrics = step(state, batch, key)
+        state, metrics = step(state, *placed)
         return metrics
 
     seconds = bench.best(train)
@@ -519,9 +524,10 @@ def main() -> None:
     parser.add_argument("--processor", action="store_true", help="time of the processor")
     parser.add_argument("--out", type=Path)
     arguments, flags = parser.parse_known_args()
-    keep_freed_memory()  # as `hdvpd train` does
     smaller = SMALLER.get(arguments.experiment, [])
     config = load_config(arguments.experiment, read_flags([*smaller, *flags]))
+    keep_freed_memory()  # as `hdvpd train` does
+    offer_cores(config.train.num_devices)
     dataset, batch = read_batch(config, arguments.data)
     batch = jax.tree.map(jnp.asarray, batch)
     clock = time.process_time if arguments.processor else time.perf_counter

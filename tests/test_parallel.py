@@ -1,6 +1,9 @@
 """Batches spread over devices and parts: the same training as on one device at once."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.errors import UserError
+from hdvpd.kernels.memory import usable_cores
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.parallel import make_layout, stated_bytes
@@ -93,3 +97,25 @@ def test_what_cannot_be_divided_is_refused():
         make_layout(config(accumulate=3).train)
     with pytest.raises(UserError, match=r"num_devices is 512, but jax sees 2"):
         make_layout(config(num_devices=512).train)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "seen"),
+    [
+        (2, "", min(2, usable_cores())),
+        (4096, "", usable_cores()),
+        (1, "", 1),
+        (2, "--xla_force_host_platform_device_count=3", 3),
+    ],
+)
+def test_cores_are_offered_as_devices(asked, flags, seen):
+    program = (
+        "import jax; from hdvpd.training.parallel import offer_cores as offer\n"
+        f"offer({asked}); print(jax.local_device_count()); offer(1 + jax.local_device_count())"
+    )
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [str(seen)]), done.stderr

@@ -20,7 +20,7 @@ import hdvpd
 from hdvpd.basics.errors import how_to_install
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.system import LIBRARIES, missing_packages
-from hdvpd.kernels.memory import main_memory
+from hdvpd.kernels.memory import main_memory, usable_cores
 
 Status = Literal["ok", "note", "problem"]
 
@@ -223,9 +223,8 @@ def check_devices() -> list[Finding]:
 
 def check_memory() -> list[Finding]:
     """Report cores and main memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size = main_memory() / 2**30
-    return [Finding("machine", "ok", f"{cores} CPU cores, {size:.1f} GiB of main memory")]
+    return [Finding("machine", "ok", f"{usable_cores()} CPU cores, {size:.1f} GiB of main memory")]
 
 
 def check_disk() -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The machine's main memory, and how the C library hands it out."""
+"""The machine's cores and main memory, and how the C library hands it out."""
 
 import ctypes
 import functools
@@ -53,3 +53,10 @@ def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
 def main_memory() -> int:
     """Return the size of the machine's main memory [bytes]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

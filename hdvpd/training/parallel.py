@@ -7,7 +7,9 @@ devices, and of parts in which each works off its windows, changes the rounding 
 else.
 """
 
+import contextlib
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Array, Batch, Float, Int, PRNGKey
 from hdvpd.config import TrainConfig
+from hdvpd.kernels.memory import usable_cores
 
 Tree = TypeVar("Tree")
 Params = Any
@@ -33,6 +36,7 @@ Gradient = Callable[
 ]
 
 _WINDOWS = "windows"
+_CPU_DEVICES = "xla_force_host_platform_device_count"
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,24 @@ def make_layout(train: TrainConfig) -> Layout:
         )
     mesh = Mesh(devices, (_WINDOWS,))
     return Layout(mesh, parts=train.accumulate, shard_state=train.shard_state)
+
+
+def offer_cores(count: int) -> None:
+    """Let jax see several CPU devices, which share the cores: windows are then worked off at once.
+
+    One window does not keep several cores busy, for its layers are small and wait for each other
+    (`benchmarks/window_devices.py`). Accelerators are not concerned, and nothing happens if jax was
+    used before or its own settings (`JAX_NUM_CPU_DEVICES`, `XLA_FLAGS`) say how many there are.
+
+    Args:
+      count: devices that are asked for; more than there are cores are not offered.
+    """
+    devices = min(count, usable_cores())
+    given = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    told = given >= 0 or _CPU_DEVICES in os.environ.get("XLA_FLAGS", "")
+    if devices > 1 and not told:
+        with contextlib.suppress(RuntimeError):  # jax has been used before
+            jax.config.update("jax_num_cpu_devices", devices)
 
 
 def local_devices(count: int, key: str) -> tuple[Any, ...]:

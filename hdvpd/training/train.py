@@ -34,7 +34,7 @@ from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.together import Lower, compile_together
 from hdvpd.model.compiled import compile_model
 from hdvpd.training.interrupts import StopSignals
-from hdvpd.training.parallel import Layout, make_layout
+from hdvpd.training.parallel import Layout, make_layout, offer_cores
 from hdvpd.training.preflight import wants_preflight
 from hdvpd.training.processes import Team
 from hdvpd.training.run_folder import RunFolder
@@ -94,6 +94,7 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
+    offer_cores(config.train.num_devices)
     team = Team.here()
     run = team.together(lambda: RunFolder.find_to_train(Path(run_dir), resume, step))
     data, layout = team.together(lambda: (open_data(config), make_layout(config.train)))

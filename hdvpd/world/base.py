@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
 from hdvpd.evaluation.eval import require_scene
 from hdvpd.evaluation.videos import particle_colors, to_uint8
+from hdvpd.kernels.memory import usable_cores
 from hdvpd.model import Model, render_image
 from hdvpd.training.checkpoints import load_model
 from hdvpd.world.actions import check_actions, check_joints
@@ -380,7 +380,7 @@ def _in_parallel(piece: Callable[[int], Any], firsts: range) -> list[Any]:
     """Compute pieces of a batch: on CPU one per core, as one by itself does not keep all busy."""
     first, *others = firsts
     done = [piece(first)]  # alone, so that it is compiled once
-    workers = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    workers = usable_cores() if jax.default_backend() == "cpu" else 1
     if workers == 1 or len(others) < 2:
         return done + [piece(other) for other in others]
     with ThreadPoolExecutor(workers) as pool:

@@ -1,0 +1,91 @@
+"""A training step of several windows: on one CPU device, and with a device for each window.
+
+The same batch with all windows on one device at once, with one after another (`train.accumulate`),
+and with each on a device of its own (`train.num_devices`), which share the same cores. Every form
+has a process of its own, so that peak memory is its own; forms in turn, twice, and the best step of
+each counts: seconds per window, on the clock and of the processor. `paper` predicts one step.
+
+Run: python benchmarks/window_devices.py [paper] [--devices 2] [--data DIR] [--repeats 3] ...
+"""
+
+import argparse
+import json
+import time
+
+import jax
+from floor import read_batch
+from importing import in_own_process
+from timing import peak_gib
+
+from hdvpd.commands.flags import read_flags
+from hdvpd.config.experiments import load_config
+from hdvpd.kernels.kept_programs import keep_programs
+from hdvpd.kernels.memory import keep_freed_memory, usable_cores
+from hdvpd.training.parallel import make_layout, offer_cores
+from hdvpd.training.step import create_train_state, make_train_step
+
+SHORTER = {"paper": ["--train.horizon", "1"]}
+"""What is changed of an experiment so that its training step fits this machine."""
+
+
+def measure(
+    experiment: str, data: str | None, repeats: int, flags: list[str]
+) -> tuple[float, float, float]:
+    """Return seconds of a step on the clock and of the processor, and the peak memory [GiB]."""
+    config = load_config(experiment, read_flags([*SHORTER.get(experiment, []), *flags]))
+    keep_freed_memory()  # as `hdvpd train` does
+    keep_programs()
+    offer_cores(config.train.num_devices)
+    dataset, batch = read_batch(config, data)
+    layout = make_layout(config.train)
+    graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
+    step, state = make_train_step(config, graphdef), layout.place_state(state)
+    placed = layout.place_batch(batch), layout.place_everywhere(jax.random.key(0))
+    best = float("inf"), float("inf")
+    for repeat in range(repeats + 1):
+        wall, processor = time.perf_counter(), time.process_time()
+        state, metrics = step(state, *placed)
+        jax.block_until_ready((state, metrics))
+        if repeat:  # the first one compiles
+            best = min(best, (time.perf_counter() - wall, time.process_time() - processor))
+    return *best, peak_gib()
+
+
+def main() -> None:
+    """Print a row per form and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", nargs="?", default="paper")
+    parser.add_argument("--devices", type=int, default=usable_cores())
+    parser.add_argument("--data", help="data set to take windows of, instead of the analytic one")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments, flags = parser.parse_known_args()
+    count = arguments.devices
+    batch = ["--train.batch-size", str(count), *flags]
+    forms = {
+        "one device": batch,
+        "one device, one after another": [*batch, "--train.accumulate", str(count)],
+        "a device each": [*batch, "--train.num-devices", str(count)],
+    }
+    best: dict[str, tuple[float, float, float]] = {}
+    for name in [*forms, *forms]:
+        given = arguments.experiment, arguments.data, arguments.repeats, forms[name]
+        found = in_own_process(measure, *given)
+        best[name] = min(best.get(name, found), found)
+    first = best["one device"][0]
+    rows = [
+        {
+            "windows": name,
+            "seconds per window": round(wall / count, 3),
+            "of the processor": round(processor / count, 3),
+            "against one device": round(wall / first, 3),
+            "peak memory [GiB]": round(peak, 2),
+        }
+        for name, (wall, processor, peak) in best.items()
+    ]
+    for row in rows:
+        print("  ".join(f"{key}: {value}" for key, value in row.items()))
+    print(json.dumps({"experiment": arguments.experiment, "flags": flags, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
