@@ -1,20 +1,24 @@
 """A training step of several windows: on one CPU device, and with a device for each window.
 
 The same batch with all windows on one device at once, with one after another (`train.accumulate`),
-and with each on a device of its own (`train.num_devices`), which share the same cores. Every form
-has a process of its own, so that peak memory is its own; forms in turn, twice, and the best step of
-each counts: seconds per window, on the clock and of the processor. `paper` predicts one step.
+and with each on a device of its own (`train.num_devices`), which share the same cores. Then what
+runs that need nothing of each other, as those of `hdvpd compare`, could do: a process for each
+window, bound to a core of its own. Every form has processes of its own, so that peak memory is its
+own; forms in turn, twice, and the best step of each counts: seconds per window, on the clock and of
+the processor. `paper` predicts one step.
 
 Run: python benchmarks/window_devices.py [paper] [--devices 2] [--data DIR] [--repeats 3] ...
 """
 
 import argparse
+import concurrent.futures
 import json
+import multiprocessing
+import os
 import time
 
 import jax
 from floor import read_batch
-from importing import in_own_process
 from timing import peak_gib
 
 from hdvpd.commands.flags import read_flags
@@ -29,9 +33,10 @@ SHORTER = {"paper": ["--train.horizon", "1"]}
 
 
 def measure(
-    experiment: str, data: str | None, repeats: int, flags: list[str]
+    experiment: str, data: str | None, repeats: int, flags: list[str], cores: list[int]
 ) -> tuple[float, float, float]:
     """Return seconds of a step on the clock and of the processor, and the peak memory [GiB]."""
+    os.sched_setaffinity(0, cores)
     config = load_config(experiment, read_flags([*SHORTER.get(experiment, []), *flags]))
     keep_freed_memory()  # as `hdvpd train` does
     keep_programs()
@@ -51,6 +56,19 @@ def measure(
     return *best, peak_gib()
 
 
+def in_own_processes(
+    experiment: str, data: str | None, repeats: int, flags: list[str], shares: list[list[int]]
+) -> tuple[float, float, float]:
+    """Measure in a process per share of the cores at the same time: the slowest, and sums."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(len(shares), mp_context=context) as pool:
+        started = [
+            pool.submit(measure, experiment, data, repeats, flags, cores) for cores in shares
+        ]
+        walls, processors, peaks = zip(*(one.result() for one in started), strict=True)
+    return max(walls), sum(processors), sum(peaks)
+
+
 def main() -> None:
     """Print a row per form and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -59,17 +77,21 @@ def main() -> None:
     parser.add_argument("--data", help="data set to take windows of, instead of the analytic one")
     parser.add_argument("--repeats", type=int, default=3)
     arguments, flags = parser.parse_known_args()
-    count = arguments.devices
+    count, cores = arguments.devices, sorted(os.sched_getaffinity(0))
     batch = ["--train.batch-size", str(count), *flags]
     forms = {
-        "one device": batch,
-        "one device, one after another": [*batch, "--train.accumulate", str(count)],
-        "a device each": [*batch, "--train.num-devices", str(count)],
+        "one device": (batch, [cores]),
+        "one device, one after another": ([*batch, "--train.accumulate", str(count)], [cores]),
+        "a device each": ([*batch, "--train.num-devices", str(count)], [cores]),
+        "a process each": (
+            [*batch, "--train.batch-size", "1"],
+            [[cores[i % len(cores)]] for i in range(count)],
+        ),
     }
     best: dict[str, tuple[float, float, float]] = {}
     for name in [*forms, *forms]:
-        given = arguments.experiment, arguments.data, arguments.repeats, forms[name]
-        found = in_own_process(measure, *given)
+        given = arguments.experiment, arguments.data, arguments.repeats
+        found = in_own_processes(*given, *forms[name])
         best[name] = min(best.get(name, found), found)
     first = best["one device"][0]
     rows = [
