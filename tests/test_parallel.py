@@ -119,3 +119,11 @@ def test_cores_are_offered_as_devices(asked, flags, seen):
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.split()) == (0, [str(seen)]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices"),
+    [({}, 2), ({"accumulate": 2}, 2), ({"batch_size": 3}, 1), ({"accumulate": 4}, 1)],
+)
+def test_as_many_devices_as_divide_the_windows(settings, devices):
+    assert make_layout(config(**{"num_devices": 0, **settings}).train).mesh.size == devices

@@ -203,7 +203,8 @@ class TrainConfig(Settings):
     """Parts in which a device works off its windows of a step, one after another: memory of one
     part. Sums are rounded otherwise, nothing else changes."""
     num_devices: Annotated[CountOrZero, Free("resume")] = 1
-    """Devices, of every process, that share the windows of a step; 0 takes all."""
+    """Devices, of every process, that share the windows of a step; 0 takes as many as there are
+    and divide them. On a CPU these are cores."""
     shard_state: Annotated[bool, Free("resume")] = False
     """Spread parameters and optimiser over the devices instead of repeating them on each."""
     horizon: Count = 6

@@ -168,11 +168,18 @@ def make_layout(train: TrainConfig) -> Layout:
     Raises:
       UserError: there are fewer devices, or they and the parts do not divide the batch.
     """
-    count = len(local_devices(train.num_devices, "train.num_devices"))
+    here = local_devices(train.num_devices, "train.num_devices")
+    spread = [
+        count
+        for count in range(len(here), 0, -1)
+        if train.batch_size % (count * jax.process_count() * train.accumulate) == 0
+    ]
+    # As many as divide the batch, where a number is not asked for.
+    count = spread[0] if train.num_devices == 0 and spread else len(here)
     devices = []
     for process in range(jax.process_count()):
         devices += [d for d in jax.devices() if d.process_index == process][:count]
-    if train.batch_size % (len(devices) * train.accumulate):
+    if count not in spread:
         raise UserError(
             f"train.batch_size = {train.batch_size} cannot be divided among {len(devices)} devices "
             f"in {train.accumulate} parts each (train.num_devices, train.accumulate). Choose a "

@@ -94,7 +94,7 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
-    offer_cores(config.train.num_devices)
+    offer_cores(config.train.num_devices or config.train.batch_size)
     team = Team.here()
     run = team.together(lambda: RunFolder.find_to_train(Path(run_dir), resume, step))
     data, layout = team.together(lambda: (open_data(config), make_layout(config.train)))
