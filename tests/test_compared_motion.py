@@ -43,10 +43,32 @@ def test_means_and_paired_differences(members):
     assert entry["mean"] == pytest.approx(-still / 2, abs=1e-4)
     # What episodes have in common is not in the differences, but half of what they differ by is.
     assert entry["ci95"] < 0.75 * motion["members"]["bad"]["moved_error_m"]["ci95"]
-    values, differences = (table.markdown() for table in compared_motion_tables(motion))
-    assert "no motion" in values
-    assert "good \u2212 bad" in differences
-    assert differences.count("**") == 8
+    tables = compared_motion_tables(motion)
+    assert [[row[0] for row in table.rows] for table in tables] == 2 * [
+        ["good", "bad", "no motion", "kinematics only"],
+        ["good \u2212 bad"],
+    ]
+    assert tables[1].markdown().count("**") == 8
+    assert tables[3].markdown().count("**") == 2 * STEPS
+
+
+def test_drift_is_found_where_it_is(members):
+    for run in members["good"]:
+        run.motion[:, 0, -1, 0] += 0.02
+    good, bad = (compare_motion(members)["members"][name] for name in members)
+    errors = [run.motion[:, 0, :, 0] for run in members["good"]]
+    steps = [entry["mean"] for entry in good["object_error_m_steps"]]
+    np.testing.assert_allclose(steps, np.mean(errors, axis=(0, 1)))
+    assert np.mean(steps) == pytest.approx(good["object_error_m"]["mean"])
+    (pair,) = compare_motion(members)["pairs"]
+    differences = [entry["mean"] for entry in pair["object_error_m_steps"]]
+    assert differences == pytest.approx(
+        [
+            step - other["mean"]
+            for step, other in zip(steps, bad["object_error_m_steps"], strict=True)
+        ]
+    )
+    assert differences[-1] == pytest.approx(differences[0] + 0.02, abs=1e-3)
 
 
 def test_without_truth_nothing_is_compared(members):

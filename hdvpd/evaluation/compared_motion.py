@@ -22,8 +22,9 @@ def compare_motion(scores: Mapping[str, Sequence[Scores]]) -> dict[str, Any]:
 
     Returns:
       The object `motion` of comparison.json: under `members` and `controls` the measures of each,
-      averaged over the rollout steps, with intervals over seeds and episodes; under `pairs` the
-      paired differences. Nothing where objects are not known.
+      averaged over the rollout steps, with intervals over seeds and episodes, and the error of all
+      objects at every step; under `pairs` the paired differences. Nothing where objects are not
+      known.
     """
     if any(own.motion is None for runs in scores.values() for own in runs):
         return {}
@@ -41,45 +42,63 @@ def compare_motion(scores: Mapping[str, Sequence[Scores]]) -> dict[str, Any]:
     }
 
 
-def _table(runs: Sequence[Scores], predictor: str) -> Float[np.ndarray, "seeds episodes 4"]:
-    """Return what a predictor scored in every run, averaged over the rollout steps."""
+def _table(runs: Sequence[Scores], predictor: str) -> Float[np.ndarray, "seeds episodes steps 4"]:
+    """Return what a predictor scored in every run."""
     number = MOTION_PREDICTORS.index(predictor)
-    values = [run.motion[:, number] for run in runs if run.motion is not None]
-    return masked_mean(np.stack(values), 2)
+    return np.stack([run.motion[:, number] for run in runs if run.motion is not None])
 
 
-def _describe(values: Float[np.ndarray, "seeds episodes 4"]) -> dict[str, Any]:
+def _describe(values: Float[np.ndarray, "seeds episodes steps 4"]) -> dict[str, Any]:
+    means = _estimates(masked_mean(values, 2))
+    steps = _estimates(values[..., MOTION_METRICS.index("object_error_m")])
+    return {**dict(zip(MOTION_METRICS, means, strict=True)), "object_error_m_steps": steps}
+
+
+def _estimates(values: Float[np.ndarray, "seeds episodes k"]) -> list[dict[str, float | None]]:
     estimate = crossed_interval(values)
     pairs = zip(plain_numbers(estimate.mean), plain_numbers(estimate.ci95), strict=True)
-    return {
-        metric: {"mean": mean, "ci95": ci95}
-        for metric, (mean, ci95) in zip(MOTION_METRICS, pairs, strict=True)
-    }
+    return [{"mean": mean, "ci95": ci95} for mean, ci95 in pairs]
 
 
-def compared_motion_tables(motion: Mapping[str, Any]) -> tuple[Table, Table]:
+def compared_motion_tables(motion: Mapping[str, Any]) -> tuple[Table, ...]:
     """Lay out the errors of members and controls, and the paired differences, in millimetres.
 
     Returns:
-      Both tables; a difference is bold where its interval excludes zero.
+      Errors averaged over the rollout steps, their differences, errors of all objects at every
+      step, their differences; a difference is bold where its interval excludes zero.
     """
     controls = {MOTION_LABELS[name]: entry for name, entry in motion["controls"].items()}
-    rows: list[list[Cell]] = [
-        [name, *(_cell(entry[metric]) for metric in MOTION_METRICS)]
-        for name, entry in {**motion["members"], **controls}.items()
-    ]
-    pairs: list[list[Cell]] = [
-        [
-            f"{pair['first']} \u2212 {pair['second']}",
-            *(_cell(pair[metric], difference=True) for metric in MOTION_METRICS),
-        ]
-        for pair in motion["pairs"]
-    ]
+    rows = {**motion["members"], **controls}
+    pairs = {f"{pair['first']} \u2212 {pair['second']}": pair for pair in motion["pairs"]}
     head = ("", *MOTION_TITLES.values())
-    return Table(head, rows, "Motion of objects"), Table(head, pairs, "Motion, differences")
+    steps = range(len(next(iter(rows.values()))["object_error_m_steps"]))
+    step_head = (MOTION_TITLES["object_error_m"], *(f"step {step}" for step in steps))
+
+    def means(entry: Mapping[str, Any]) -> list[Mapping[str, float | None]]:
+        return [entry[metric] for metric in MOTION_METRICS]
+
+    def by_step(entry: Mapping[str, Any]) -> list[Mapping[str, float | None]]:
+        return entry["object_error_m_steps"]
+
+    def lines(entries: Mapping[str, Any], of: Any, *, difference: bool) -> list[list[Cell]]:
+        return [
+            [name, *(_cell(estimate, difference=difference) for estimate in of(entry))]
+            for name, entry in entries.items()
+        ]
+
+    return (
+        Table(head, lines(rows, means, difference=False), "Motion of objects"),
+        Table(head, lines(pairs, means, difference=True), "Motion, differences"),
+        Table(step_head, lines(rows, by_step, difference=False), "Motion against the rollout step"),
+        Table(
+            step_head,
+            lines(pairs, by_step, difference=True),
+            "Motion against the rollout step, differences",
+        ),
+    )
 
 
-def _cell(entry: Mapping[str, float | None], *, difference: bool = False) -> str:
+def _cell(entry: Mapping[str, float | None], *, difference: bool) -> str:
     mean, ci95 = (None if x is None else MM * x for x in (entry["mean"], entry["ci95"]))
     text = plus_minus(mean, ci95, 1, sign=difference)
     clear = difference and mean is not None and ci95 is not None and abs(mean) > ci95

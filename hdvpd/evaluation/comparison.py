@@ -174,9 +174,9 @@ def _count(value: float | int | None) -> Cell:
 
 
 def comparison_tables(summary: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Lay out all tables of a comparison: `image_tables`, and the motion of objects if known."""
+    """Lay out what a terminal shows: `image_tables`, and the motion of objects if it is known."""
     motion = summary.get("motion")
-    return image_tables(summary) + (compared_motion_tables(motion) if motion else ())
+    return image_tables(summary) + (compared_motion_tables(motion)[:2] if motion else ())
 
 
 def image_tables(summary: Mapping[str, Any]) -> tuple[Table, Table, Table, Table]:
