@@ -10,6 +10,7 @@ import json
 import shutil
 import signal
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from hdvpd.data.windows import read_window
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.evaluation.curves import Scores
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
+from hdvpd.evaluation.model_card import training_hours
 from hdvpd.model import Model
 from hdvpd.model.compiled import make_compiler
 from hdvpd.training import checkpoints, step
@@ -185,6 +187,12 @@ def test_what_was_scored_needs_no_checkpoint(out, experiment, tmp_path, monkeypa
     )  # fmt: skip
     assert "none-0 was scored on other frames" in message
     assert "checkpoint of step 2 is gone" in message
+    message = failing(
+        capsys, *("compare", experiment, "--members", "none", "--seeds", 2, "--out", copy),
+        *("--train.clip-norm", 0.2),
+    )  # fmt: skip
+    assert "none-0/scores.json is damaged or was made otherwise" in message
+    assert "no checkpoint is left" in message
 
 
 def test_tables_are_made_from_every_run(out, experiment):
@@ -378,3 +386,32 @@ def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file.write_text(whole % 1.5 + '{"kind": "tra' + whole % 2 + whole % 2.5 + '{"kind": "start"}\n')
     assert RunFolder(tmp_path).numbers("timing.jsonl", "train", "steps_per_s") == (1.5, 2.5)
     assert RunFolder(tmp_path).numbers("metrics.jsonl", "train", "steps_per_s") == ()
+
+
+def test_a_flipped_bit_in_a_log_costs_only_its_line(tmp_path):
+    file = tmp_path / "timing.jsonl"
+    line = b'{"kind": "train", "step": 4, "steps_per_s": 2.5}\n'
+    for bit in range(8 * (len(line) - 1)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(line + flipped + line)
+        found = RunFolder(tmp_path).numbers("timing.jsonl", "train", "steps_per_s")
+        assert found[0] == found[-1] == 2.5
+        assert len(found) in (2, 3)
+        assert training_hours(tmp_path) >= 0
+
+
+def test_windows_do_not_depend_on_controls_that_are_not_scored(synthetic_dataset, debug_config):
+    config = dataclasses.replace(
+        debug_config,
+        data=dataclasses.replace(debug_config.data, path=str(synthetic_dataset)),
+        eval=dataclasses.replace(debug_config.eval, num_steps=2),
+    )
+    few = dataclasses.replace(config.eval, controls=("copy_last_frame",))
+    runs = [
+        PlannedRun(name, dataclasses.replace(config, eval=settings), Path(name))
+        for name, settings in {"all": config.eval, "few": few}.items()
+    ]
+    frames = compare_runs.frames_of(runs)
+    assert "shuffled_actions" in config.eval.controls
+    assert frames["all"] == frames["few"]

@@ -1,5 +1,6 @@
 """Experiment files and runs of earlier versions, rewritten in present keys."""
 
+import errno
 import json
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from hdvpd.__main__ import main
 from hdvpd.attention.learned.diffusion import LearnedDiffusion
 from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.attention.learned.rwgnk import LearnedRwgnk
+from hdvpd.basics import files as basic_files
 from hdvpd.config import Config
 from hdvpd.config.earlier import MOVED, converted
 from hdvpd.config.experiments import read_toml
@@ -153,6 +155,30 @@ def test_a_run_is_rewritten_and_its_checkpoints_stay_sound(tmp_path, capsys):
     assert "progress.json has changed" in str(find_damage(run / "checkpoints" / "2"))
     assert main(["model", "convert", str(run)]) == 0
     assert "needs no rewriting" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_a_checkpoint_that_can_be_converted(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    scene = {"num_robot_points": 5, "workspace_min": [0.0] * 3, "workspace_max": [1.0] * 3}
+    files = {"config.toml": toml(EARLIER), "scene.json": json.dumps(scene)}
+    state = State({"w": np.ones(3)}, np.array(1))
+    CheckpointStore(run, keep=1).save(1, state, progress={"step": 1}, files=files)
+    (run / "config.toml").write_text(toml(EARLIER))
+    replace = basic_files.replace
+
+    def full(file, content):
+        if file.name == "digest.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(basic_files, "replace", full)
+        assert main(["model", "convert", str(run)]) == 2
+        assert "then convert again" in capsys.readouterr().err
+    assert find_damage(run / "checkpoints" / "1") is None
+    assert main(["model", "convert", str(run)]) == 0
+    assert find_damage(run / "checkpoints" / "1") is None
+    assert read_toml(run / "checkpoints" / "1" / "config.toml") == read_toml(run / "config.toml")
 
 
 def test_an_experiment_file_is_rewritten(tmp_path, capsys):

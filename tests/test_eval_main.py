@@ -449,6 +449,16 @@ def test_more_steps_than_frames_are_refused(run_copy, capsys):
     assert "--steps 3 or less" in message
 
 
+@pytest.mark.parametrize(("length", "remedy"), [(4, "--steps 2 or less"), (2, "Leave such")])
+def test_the_shortest_episode_says_what_to_ask_for(synthetic_dataset, monkeypatch, length, remedy):
+    dataset = Dataset(synthetic_dataset)
+    episode = dataset.episode(9)
+    short = [dataclasses.replace(episode, length=frames) for frames in (5, length, 6)]
+    monkeypatch.setattr(dataset, "split", lambda name: short)
+    with pytest.raises(UserError, match=rf"has {length} frames.* {remedy}"):
+        episodes.select_windows(dataset, settings(num_steps=24))
+
+
 def test_a_trained_model_cannot_be_asked_to_be_another(run_copy):
     with pytest.raises(UserError, match=r"dynamics.num_layers = 3 .* trained with 1.*--data.path"):
         evaluation.main([run_copy], overrides={"model": {"dynamics": {"num_layers": 3}}})

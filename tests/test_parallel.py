@@ -121,6 +121,35 @@ def test_cores_are_offered_as_devices(asked, flags, seen):
     assert (done.returncode, done.stdout.split()) == (0, [str(seen)]), done.stderr
 
 
+@pytest.mark.soak
+def test_devices_wait_for_each_other_longer_than_a_minute():
+    program = """if True:
+        import time, jax, jax.numpy as jnp
+        from jax.sharding import Mesh, PartitionSpec as P
+        from hdvpd.training.parallel import offer_cores
+
+        def slow(x):
+            time.sleep(80)
+            return x
+
+        def late(x):
+            alike = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            second = jax.lax.axis_index("w") == 1
+            wait = lambda v: jax.pure_callback(slow, alike, v)
+            return jax.lax.pmean(jax.lax.cond(second, wait, lambda v: v, x), "w")
+
+        offer_cores(2)
+        mesh = Mesh(jax.devices()[:2], ("w",))
+        mean = jax.shard_map(late, mesh=mesh, in_specs=P("w"), out_specs=P(), check_vma=False)
+        print(*jax.jit(mean)(jnp.arange(2.0)))
+        """
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0.5"), done.stderr[-2000:]
+
+
 @pytest.mark.parametrize(
     ("settings", "devices"),
     [({}, 2), ({"accumulate": 2}, 2), ({"batch_size": 3}, 1), ({"accumulate": 4}, 1)],

@@ -53,6 +53,7 @@ from hdvpd.model.compiled import CompileModel
 from hdvpd.training import train
 from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.checkpoints import abstract_model
+from hdvpd.training.parallel import offer_cores
 from hdvpd.training.run_folder import RunFolder, config_identity
 from hdvpd.training.step import TrainStep, make_train_step
 
@@ -90,6 +91,8 @@ def main(
     runs = plan_runs(config, members, num_seeds, out / "runs", choose_variants(vary, ablate))
     frames = frames_of(runs)
     require_same_frames(frames)
+    trainings = [run.config.train for run in runs]
+    offer_cores(max(train.num_devices or train.batch_size for train in trainings))
     train_runs(runs)
     compared = evaluate_runs(runs, frames)
     summary = summarize_comparison(compared, describe(runs))
@@ -184,6 +187,12 @@ def is_finished(run: PlannedRun, dataset: str) -> bool:
         return True
     folder, step = RunFolder(run.folder), run.config.train.num_steps
     store = folder.checkpoints()
+    if run.scores.exists() and not store.steps():
+        raise UserError(
+            f"{run.scores} is damaged or was made otherwise than this command asks for "
+            f"({folder.config_file} says how), and no checkpoint is left: training the run anew "
+            "would write over it. Give its settings, remove the folder, or take another --out."
+        )
     if step not in store.steps() or find_damage(store.path / str(step)) is not None:
         return False
     saved, _, progress = store.read_origin(step)
@@ -207,11 +216,9 @@ def trained_as(run: PlannedRun, dataset: str) -> dict[str, Any]:
 
 def _shown_by(config: Config) -> dict[str, Any]:
     """List what decides predictions, though a run that is resumed may change it."""
-    render, model = config.render, config.model
     return {
-        "render.eval_num_samples": render.eval_num_samples,
-        "render.eval_num_proposals": render.eval_num_proposals,
-        "model.stochastic": model.stochastic,
+        "render.eval_num_samples": config.render.eval_num_samples,
+        "render.eval_num_proposals": config.render.eval_num_proposals,
     }
 
 
@@ -220,9 +227,8 @@ def frames_of(runs: Sequence[PlannedRun]) -> dict[str, dict[str, Any]]:
     opened = {data: open_dataset(data) for data in {run.config.data for run in runs}}
 
     def describe_frames(run: PlannedRun) -> dict[str, Any]:
-        dataset = opened[run.config.data]
-        windows = select_windows(dataset, run.config.eval)
-        return scored_frames(configure(run, run.config), dataset, windows)
+        config, dataset = configure(run, run.config), opened[run.config.data]
+        return scored_frames(config, dataset, select_windows(dataset, config.eval))
 
     return {run.name: describe_frames(run) for run in runs}
 

@@ -47,8 +47,10 @@ class Train(AbstractCommand):
         announce("training", run_dir)
 
         from hdvpd.training import train
+        from hdvpd.training.parallel import offer_cores
 
         resume = self.resume or None
+        offer_cores(config.train.num_devices or config.train.batch_size)  # before any joins others
         self.processes.run(
             lambda: train.main(config, run_dir=run_dir, resume=resume, step=self.step)
         )

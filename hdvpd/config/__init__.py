@@ -90,7 +90,7 @@ class ModelConfig(Settings):
     """With model.colors: the robot's shadow, of one lamp found in recordings (not in papers)."""
     tracking: bool = False
     """The robot lags behind its commands as it did in recordings (not in papers)."""
-    stochastic: Annotated[bool, Free("resume")] = False
+    stochastic: bool = False
     """With model.contact: rollouts are samples. What is hidden of things, such as where their
     weight rests, is drawn anew for every seed (not in papers)."""
     even: bool = False

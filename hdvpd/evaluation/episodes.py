@@ -80,11 +80,13 @@ def select_windows(dataset: Dataset, settings: EvalConfig) -> tuple[Window, ...]
     length = OBSERVED_FRAMES + settings.num_steps
     short = [e for e in dataset.split(SPLIT)[: settings.num_episodes or None] if e.length < length]
     if short and not settings.skip_short:
+        shortest = min(short, key=lambda episode: episode.length)
+        steps = shortest.length - OBSERVED_FRAMES
+        fewer = f"Ask for --steps {steps} or less, leave" if steps > 0 else "Leave"
         raise UserError(
-            f"Held-out episode {short[0].number} of {dataset.title} has {short[0].length} frames, "
+            f"Held-out episode {shortest.number} of {dataset.title} has {shortest.length} frames, "
             f"but {settings.num_steps} rollout steps need {length} ({OBSERVED_FRAMES} observed). "
-            f"Ask for --steps {short[0].length - OBSERVED_FRAMES} or less, leave such episodes "
-            "out with --eval.skip-short, or record longer ones."
+            f"{fewer} such episodes out with --eval.skip-short, or record longer ones."
         )
     spread = WindowIndex(dataset, SPLIT, length).spread(settings.windows_per_episode)
     episodes = list(dict.fromkeys(episode for episode, _ in spread))

@@ -13,6 +13,7 @@ from hdvpd.config.experiments import flatten
 from hdvpd.data.remote import locate
 from hdvpd.evaluation.motion_tables import describe_motion, motion_table
 from hdvpd.evaluation.verdicts import average_table, explain_table
+from hdvpd.training.metrics_log import read_records
 from hdvpd.training.run_folder import RunFolder
 
 _LIMITS = """\
@@ -100,17 +101,14 @@ def training_command(run_dir: Path) -> str:
 
 def training_hours(run_dir: Path) -> float:
     """Return the time that a run's steps took, without compilation and interruptions [h]."""
-    file, seconds, before = run_dir / "timing.jsonl", 0.0, 0
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # cut off when the process was killed
-        if record.get("kind") == "start":
-            before = record["step"]
-        if record.get("kind") == "train" and record["steps_per_s"]:
-            seconds += (record["step"] - before) / record["steps_per_s"]
-            before = record["step"]
+    seconds, before = 0.0, 0
+    for record in read_records(run_dir / "timing.jsonl"):
+        step, speed = record.get("step", before), record.get("steps_per_s")
+        if record["kind"] == "start":
+            before = step
+        if record["kind"] == "train" and isinstance(speed, int | float) and speed > 0:
+            seconds += (step - before) / speed
+            before = step
     return seconds / 3600
 
 

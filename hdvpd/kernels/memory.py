@@ -4,11 +4,16 @@ import ctypes
 import functools
 import mmap
 import os
+from pathlib import Path
 
 # <malloc.h> of glibc: parameter, value. -1 as a threshold is the largest size there is.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _ALLOCATOR = ((_TRIM_THRESHOLD, -1), (_TOP_PAD, 64 * 2**20), (_MMAP_MAX, 0), (_ARENA_MAX, 1))
 _HUGE_PAGE = 2**21
+_CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @functools.cache
@@ -51,8 +56,12 @@ def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
 
 
 def main_memory() -> int:
-    """Return the size of the machine's main memory [bytes]."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the main memory of the machine, or of the container if that has less [bytes]."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in _CONTAINER_LIMITS:
+        text = file.read_text().strip() if file.is_file() else ""
+        total = min(total, int(text)) if text.isdecimal() else total
+    return total
 
 
 def usable_cores() -> int:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ Progress = dict[str, Any]
 PARAMS = "params/"
 """The names of parameters begin with this."""
 _ITEMS = ("params", "train_state")
-_DIGEST = "digest.json"
+DIGEST = "digest.json"
 _RESERVE = 1 << 18
 """Bytes that the indices of a checkpoint take beside its arrays, with room to spare."""
 
@@ -48,22 +48,26 @@ def find_damage(path: Path) -> str | None:
       What is wrong, naming the file; None if every byte is as written.
     """
     try:
-        digests = json.loads((path / _DIGEST).read_text())["sha256"]
+        digests = json.loads((path / DIGEST).read_text())["sha256"]
         for name, digest in digests.items():
             if not (path / name).is_file():
                 return f"{name} is missing"
             if _sha256(path / name) != digest:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{_DIGEST} cannot be read: {error}"
+        return f"{DIGEST} cannot be read: {error}"
     return None
 
 
-def write_digest(path: Path, write: Callable[[Path, str], object]) -> None:
-    """Declare every byte in a checkpoint's folder to be as it should; `write` stores that."""
-    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _DIGEST)
-    digests = {file.relative_to(path).as_posix(): _sha256(file) for file in found}
-    write(path / _DIGEST, json.dumps({"sha256": digests}, indent=1))
+def digest(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file in a checkpoint's folder but of the digest itself."""
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != DIGEST)
+    return {file.relative_to(path).as_posix(): _sha256(file) for file in found}
+
+
+def digest_text(digests: Mapping[str, str]) -> str:
+    """Write a digest as it is kept."""
+    return json.dumps({"sha256": digests}, indent=1)
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
@@ -129,7 +133,8 @@ def describe(
                  "progress.json": json.dumps(progress, indent=1, allow_nan=False)}  # fmt: skip
     for name, text in {**described, **files}.items():
         (path / name).write_text(text)
-    write_digest(path, Path.write_text)  # the caller explains errors, by the checkpoint's name
+    # The caller explains errors, by the checkpoint's name.
+    (path / DIGEST).write_text(digest_text(digest(path)))
 
 
 def sync_all(path: Path) -> None:

@@ -1,5 +1,6 @@
 """`hdvpd model convert`: files and runs of earlier versions, rewritten in present keys."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config.earlier import converted, is_earlier
 from hdvpd.config.experiments import read_tables, to_toml
 from hdvpd.config.reading import read, toml_lines
-from hdvpd.training.checkpoint_folder import find_damage, write_digest
+from hdvpd.training.checkpoint_folder import DIGEST, digest, digest_text, find_damage
 
 _REMEDY = "Free some space or permit writing there, then convert again."
 
@@ -55,8 +56,14 @@ def _convert_checkpoint(folder: Path) -> bool:
     tables = read_tables(file)
     if not is_earlier(tables) or find_damage(folder) is not None:
         return False
-    _write(file, to_toml(read(converted(tables), source=str(file))))
-    write_digest(folder, _write)
+    old, new = file.read_text(), to_toml(read(converted(tables), source=str(file)))
+    declared = digest_text({**digest(folder), file.name: hashlib.sha256(new.encode()).hexdigest()})
+    _write(file, new)
+    try:
+        _write(folder / DIGEST, declared)
+    except UserError:  # nothing but both files fit together
+        _write(file, old)
+        raise
     return True
 
 

@@ -57,7 +57,7 @@ class MetricsLog:
         """
         self.path = path
         self.window = list(window)
-        old = _read(path) if step else []
+        old = read_records(path) if step else []
         kept = [record for record in old if _belongs(record, step)] or [header]
         self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
         self.resumed = [r for r in kept if r.get("step") == step and r["kind"] in _MEANS]
@@ -147,8 +147,13 @@ def average(window: Sequence[StepMetrics]) -> StepMetrics:
     return averaged
 
 
-def _read(path: Path) -> list[Record]:
-    """Read the records that are whole; a killed process may have left half a line at the end."""
+def read_records(path: Path) -> list[Record]:
+    """Read `metrics.jsonl` or `timing.jsonl`, of whose lines a killed process may leave half.
+
+    Returns:
+      The records that are whole, each with its kind, and a number wherever there is a step; what is
+      left out is warned of. Nothing if there is no such file.
+    """
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
@@ -165,14 +170,16 @@ def _record(line: bytes) -> Record | None:
     """Return the record of a line, or None if it is not what this module writes."""
     try:
         record = json.loads(line)
-        whole = record["kind"] == "run" or isinstance(record["step"], int)
-    except (ValueError, KeyError, TypeError):
+        whole = isinstance(record["kind"], str) and isinstance(record.get("step", 0), int)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return record if whole else None
 
 
 def _belongs(record: Record, step: int) -> bool:
-    return record["kind"] == "run" or (record["step"] <= step and "end_of_run" not in record)
+    if record["kind"] == "run":
+        return True
+    return "step" in record and record["step"] <= step and "end_of_run" not in record
 
 
 def _marked(record: Record, end_of_run: bool) -> Record:

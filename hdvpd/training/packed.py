@@ -129,8 +129,8 @@ def find_or_unpack(run: Path) -> Path:
     if not record.is_file() or record.read_text() != _digest(shipped_model()):
         raise UserError(
             f"{found.path} is not the model that comes with this version of hdvpd: another one "
-            "unpacked it. Move it away, and this version's is unpacked, or name it by its path, "
-            f"{found.path.absolute()}, to use it as it is."
+            "unpacked it, or was interrupted. Move it away, and this version's is unpacked; or "
+            f"name it by its path, {found.path.absolute()}, to use it as it is."
         )
     return found.path
 

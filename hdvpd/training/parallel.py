@@ -37,6 +37,7 @@ Gradient = Callable[
 
 _WINDOWS = "windows"
 _CPU_DEVICES = "xla_force_host_platform_device_count"
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 @dataclass(frozen=True)
@@ -194,15 +195,19 @@ def offer_cores(count: int) -> None:
 
     One window does not keep several cores busy, for its layers are small and wait for each other
     (`benchmarks/window_devices.py`). Accelerators are not concerned, and nothing happens if jax was
-    used before or its own settings (`JAX_NUM_CPU_DEVICES`, `XLA_FLAGS`) say how many there are.
+    used before. Its own settings (`JAX_NUM_CPU_DEVICES`, `XLA_FLAGS`) go before. XLA ends a process
+    whose CPU devices come a minute apart to where they exchange gradients; here they may wait for
+    each other for a day.
 
     Args:
       count: devices that are asked for; more than there are cores are not offered.
     """
-    devices = min(count, usable_cores())
+    devices, flags = min(count, usable_cores()), os.environ.get("XLA_FLAGS", "")
     given = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    told = given >= 0 or _CPU_DEVICES in os.environ.get("XLA_FLAGS", "")
-    if devices > 1 and not told:
+    if count > 1 and _PATIENCE not in flags:
+        day = 24 * 3600
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}={day}".strip()
+    if devices > 1 and given < 0 and _CPU_DEVICES not in flags:
         with contextlib.suppress(RuntimeError):  # jax has been used before
             jax.config.update("jax_num_cpu_devices", devices)
 

@@ -6,7 +6,6 @@ computes the same as one without. What is reported: seconds of each part, memory
 what there is, and the disk that the run's checkpoints need.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ import jax
 
 from hdvpd.basics.errors import UserError
 from hdvpd.config import TrainConfig
+from hdvpd.kernels.memory import main_memory
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, format_duration, memory_mib
@@ -137,12 +137,7 @@ def peak_and_available_mib() -> tuple[float, float]:
     if "bytes_limit" in device:
         peak = device.get("peak_bytes_in_use", 0)
         return round(peak / 2**20, 1), round(device["bytes_limit"] / 2**20, 1)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if os.path.exists(file):
-            text = Path(file).read_text().strip()
-            total = min(total, int(text)) if text.isdecimal() else total
-    return memory_mib()["peak_rss_mib"], round(total / 2**20, 1)
+    return memory_mib()["peak_rss_mib"], round(main_memory() / 2**20, 1)
 
 
 def _try(name: str, part: Callable[[], Any]) -> None:

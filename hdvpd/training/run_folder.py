@@ -26,7 +26,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.config.settings import entries
-from hdvpd.training.metrics_log import REMEDY
+from hdvpd.training.metrics_log import REMEDY, read_records
 
 if TYPE_CHECKING:
     from hdvpd.training.checkpoints import CheckpointStore
@@ -66,8 +66,8 @@ class RunFolder:
           step: the checkpoint asked for.
 
         Raises:
-          UserError: the run to start exists, the run to resume does not, a step makes no sense, or
-            no checkpoint can be saved below such a path.
+          UserError: the run to start exists, the run to resume does not or has no checkpoint, a
+            step makes no sense, or no checkpoint can be saved below such a path.
         """
         whole = str(run_dir.absolute())
         if glob.escape(whole) != whole:
@@ -84,6 +84,11 @@ class RunFolder:
                     f"There is no run to resume at {resume!r}, neither as a path nor in "
                     f"{run_dir.parent}, which holds {_names(run_dir.parent)}. Give one of these, "
                     "or --resume auto."
+                )
+            if not found.checkpoints().steps():
+                raise UserError(
+                    f"{found.path} has no checkpoint to continue from. Put its checkpoints/ back, "
+                    f"or begin it anew, log and all: --resume auto --name {found.path.name}."
                 )
             return found
         if step is not None:
@@ -178,15 +183,8 @@ class RunFolder:
 
     def numbers(self, file: str, kind: str, key: str) -> tuple[float, ...]:
         """Read a value from every record of a kind; lines not written whole are left out."""
-        path, numbers = self.path / file, []
-        for line in path.read_text().splitlines() if path.is_file() else []:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if record["kind"] == kind:
-                numbers.append(record[key])
-        return tuple(numbers)
+        values = [r.get(key) for r in read_records(self.path / file) if r["kind"] == kind]
+        return tuple(value for value in values if isinstance(value, int | float))
 
     def require_same(
         self, saved: Config, config: Config, *, saved_dataset: str, dataset: str
