@@ -468,6 +468,12 @@ def test_the_report_is_complete_and_needs_nothing_else(path, tmp_path, capsys):
     words = ["data", "check", str(path), "--search", "scipy"]
     assert main(words) == 0
     assert "PASS" in capsys.readouterr().out
+    mine = tmp_path / "mine" / "check-list.png"
+    mine.parent.mkdir()
+    mine.write_text("")
+    assert main([*words, "--out", str(mine.parent)]) == 0
+    assert mine.exists()
+    capsys.readouterr()
     change(path, np.linalg.inv, "cameras/cam0/camera_to_world")
     shutil.rmtree(path / "check")
     out = tmp_path / "out"

@@ -14,15 +14,16 @@ from scipy.spatial.transform import Rotation
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
 from hdvpd.data.adding_robot import misfits
+from hdvpd.data.calibration import calibrate
 from hdvpd.data.calibration.agreement import measure
 from hdvpd.data.calibration.calibrate import write_corrected
 from hdvpd.data.calibration.clouds import choose_indexer
 from hdvpd.data.calibration.drift import with_drift
-from hdvpd.data.calibration.recording import read_sample
+from hdvpd.data.calibration.recording import MAX_PIXELS, read_sample
 from hdvpd.data.calibration.registration import Change, changed
 from hdvpd.data.calibration.robot_fit import joint_axes
 from hdvpd.data.calibration.sliding import slid
-from hdvpd.data.calibration.views import Moment
+from hdvpd.data.calibration.views import Moment, View, thin
 from hdvpd.data.corrections import CameraCorrection, Corrections, JointCorrection
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.robot import read_robot
@@ -175,6 +176,17 @@ def test_a_corrected_copy_holds_what_lies_behind_links(good, tmp_path):
 
 
 # --- Imports --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(72, 96), (150, 200), (240, 320), (481, 642)])
+def test_a_correction_of_thinned_images_is_that_of_the_recorded_ones(size):
+    old = np.array([[300.0, 0, 150], [0, 310, 100], [0, 0, 1]])
+    new = np.array([[330.0, 0, 170], [0, 310, 90], [0, 0, 1]])
+    blank = np.zeros((*size, 3), np.uint8), np.ones(size)
+    views = [thin(View(*blank, matrix, np.eye(4)), MAX_PIXELS) for matrix in (old, new)]
+    correction = calibrate._difference([(views[0], views[1])])
+    assert correction is not None
+    np.testing.assert_allclose(correction.intrinsics @ old, new)
 
 
 def test_an_import_applies_corrections_as_a_reader_does(tmp_path):

@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_named_with_its_remedy(both, other, changed, synthe
         return str(caught.value)
 
     (name, camera), *_ = description["cameras"].items()
-    assert "--step-s" in refused(rate_hz=5.0)
+    assert "--step." in refused(rate_hz=5.0)
     assert "data.cameras" in refused(cameras={name: camera})
     box = {"min": [-9, -9, -9], "max": [0.1, 9, 9]}
     message = refused(workspace=box)

@@ -177,6 +177,23 @@ def test_skip_bad_decides_whether_a_bad_episode_ends_the_import(out, capsys):
     assert "episode demo_1, frame 4: joint_positions: a value is NaN" in listed["reason"]
 
 
+def test_a_bad_episode_costs_nothing_of_earlier_imports(out, capsys):
+    source = demos(4)
+    with h5py.File(source, "a") as file:
+        for name in ("demo_1", "demo_3"):
+            file[f"data/{name}/obs/robot0_joint_pos"][4] = np.nan
+    imported("robomimic", source, "--skip-bad", "--episodes", "0-1")
+    assert command("robomimic", source, "--skip-bad", "--episodes", "3") == 2
+    message = capsys.readouterr().err
+    assert "no episode can be imported" in message
+    assert "out keeps its 1 finished before" in message
+    assert [episode.number for episode in Dataset(out).episodes] == [0]
+    dataset = imported("robomimic", source, "--skip-bad", "--episodes", "2-3")
+    assert [episode.number for episode in dataset.episodes] == [0, 2]
+    listed = metadata.read_json(out / driver.QUARANTINE)["episodes"]
+    assert [entry["number"] for entry in listed] == [1, 3]
+
+
 def test_depth_unit_is_metres_per_stored_unit(out):
     sources.write_maniskill(Path("ms"), SCENES[:1])
     with h5py.File(next(Path("ms").glob("*.h5")), "a") as file:

@@ -469,6 +469,7 @@ def test_a_recorded_tool_stands_in_for_a_missing_robot_model(tmp_path):
         tool = sources.tool_poses(scene.joints)[:, :3, 3]
         rows = [f"{r},{x!r},{y!r},{z!r}" for r, (x, y, z) in zip(rows, tool.tolist(), strict=True)]
         table.write_text("\n".join([f"{header},tool.x,tool.y,tool.z", *rows]))
+    (path / "take0" / "episode.json").write_text("{}")  # whose keys are all optional
     import_dataset("folder", path, tmp_path / "out")
     dataset = Dataset(tmp_path / "out")
     assert dataset.robot.links == ("tool",)

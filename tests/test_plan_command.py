@@ -108,7 +108,9 @@ def test_mistakes_are_one_message(world, arms_run, tmp_path, capsys, monkeypatch
         assert text.count("\n") == 1
         return text
 
-    assert "outside the workspace" in refused("--task", "push", "--goal", "3", "0")
+    outside = refused("--task", "push", "--goal", "3", "0")
+    assert "--goal 3 0 lies outside the workspace" in outside
+    assert "give two finite numbers" in refused("--task", "push", "--goal", "nan", "0")
     assert "--task can has none" in refused("--task", "can", "--goal", "0", "0")
     assert "give 4 or more" in refused("--task", "push", "--horizon", "2")
     (tmp_path / "mine").mkdir()

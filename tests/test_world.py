@@ -371,7 +371,7 @@ def test_the_command_writes_plans_side_by_side(loaded, small_run, state, tmp_pat
     names = ["elbow", "grip", "shoulder"]
     rows = [[state.joints[-1][1], 0.03, state.joints[-1][0]]] * STEPS
     lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
-    (tmp_path / "wait.csv").write_text("\n".join(lines))
+    (tmp_path / "wait.csv").write_text("\n".join(lines), encoding="utf-8-sig")
     fast = np.repeat(state.joints[-1:], STEPS, axis=0)
     fast[1:, 0] -= 0.9
     np.save(tmp_path / "fast<b>.npy", fast)
@@ -441,6 +441,10 @@ def test_a_rollout_leaves_those_alone_whose_names_go_on(loaded, small_run, tmp_p
     assert not (tmp_path / ".partial-out-4711").exists()
 
 
+def test_plans_have_names_of_their_own():
+    assert command._distinct(["a", "a", "a-2", "b", "a"]) == ["a", "a-3", "a-2", "b", "a-4"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -449,7 +453,10 @@ def test_a_rollout_leaves_those_alone_whose_names_go_on(loaded, small_run, tmp_p
         ("a.csv", "", "no row of joint targets"),
         ("a.csv", "0,0,nan", "is NaN or infinite"),
         ("a.csv", "0,9,0", "its limits are -1.5 to 2"),
+        ("a.csv", "\ufeffshoulder,elbo,grip\n0,0,0", "'elbo' is no joint"),
         ("a.npy", "no array", "cannot be read as a .npy array"),
+        ("a.npy", "", "cannot be read as a .npy array"),
+        ("a.npy", "PK\x03\x04 no archive", "cannot be read as a .npy array"),
         ("a.txt", "0,0,0", "expected a .npy or .csv file"),
         (None, "", "there is no such file"),
     ],

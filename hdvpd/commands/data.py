@@ -229,7 +229,7 @@ class _Look(AbstractCommand):
 class Check(_Look):
     """Prove the calibration of a data set: cameras, robot, depth, colours, clocks and actions.
 
-    The exit status is 0 if every camera passes and 1 if not; mistakes are named with their fix.
+    The exit status is 0 if the verdict is PASS and 1 if not; mistakes are named with their fix.
 
     Example: hdvpd data check data/robot
     """

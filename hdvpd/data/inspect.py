@@ -101,7 +101,7 @@ def contact_sheet(
     for episode in episodes:
         for camera in dataset.cameras:
             frames, depth_m = _read_depth(dataset, episode, camera)
-            rgb = dataset.read(episode.number, f"cameras/{camera}/rgb")[frames]
+            rgb = _read_frames(dataset, episode, f"cameras/{camera}/rgb", frames)
             rows += [np.concatenate(list(rgb), axis=1)]
             rows += [np.concatenate(list(_paint_depth(depth_m)), axis=1)]
     width = max(row.shape[1] for row in rows)
@@ -121,13 +121,20 @@ def _read_depth(
 ) -> tuple[np.ndarray, Float[np.ndarray, "f h w"]]:
     """Read depth [m] of the frames on the sheet; 0 is invalid."""
     frames = np.unique(np.linspace(0, episode.length - 1, SHEET_COLUMNS).round().astype(int))
-    depth = dataset.read(episode.number, f"cameras/{camera}/depth")[frames].astype(np.float32)
+    depth = _read_frames(dataset, episode, f"cameras/{camera}/depth", frames).astype(np.float32)
     valid = np.isfinite(depth) & (depth > 0)
     for row, frame in zip(valid, frames, strict=True):
         place = checks.Place(dataset.path, episode.number, int(frame))
         checks.check_depth(place, camera, row[None])
     unit = np.float32(dataset.info.cameras[camera].depth_unit_m)
     return frames, np.where(valid, depth * unit, np.float32(0))
+
+
+def _read_frames(
+    dataset: Dataset, episode: EpisodeInfo, name: str, frames: np.ndarray
+) -> np.ndarray:
+    """Read some frames of an array, one by one: the whole of a long episode fills the memory."""
+    return np.concatenate([dataset.read(episode.number, name, int(f), 1) for f in frames])
 
 
 def _paint_depth(depth_m: Float[np.ndarray, "f h w"]) -> UInt8[np.ndarray, "f h w 3"]:

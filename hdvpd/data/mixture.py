@@ -151,7 +151,7 @@ def require_fit(sources: Sequence[Dataset], data_config: DataConfig) -> None:
             raise UserError(
                 f"{both}: they have {first.rate_hz:g} and {other.rate_hz:g} frames per second, and "
                 "a model learns one control step. Import one of them again with the other's "
-                "--step-s."
+                "--step."
             )
         _require_scene(both, first.scene_spec(data_config), other.scene_spec(data_config))
 

@@ -58,7 +58,7 @@ class Dataset:
                 raise remote.missing_dataset(self.path)
             raise UserError(
                 f"There is no data set at {self.path} ({file.name} is missing). Simulate one with "
-                f"`hdvpd data simulate --out {self.path}`, or name another folder with --data.path."
+                f"`hdvpd data simulate --out {self.path}`, or name another folder."
             )
         unfinished = self.path / writer.INCOMPLETE
         if unfinished.exists():

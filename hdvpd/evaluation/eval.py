@@ -307,6 +307,5 @@ def require_scene(scene: SceneSpec, dataset: Dataset, config: Config, folder: Pa
             f"The model in {folder} was trained for {scene.num_robot_points} kinematic points and "
             f"the workspace {scene.workspace_min} to {scene.workspace_max}, but the data set "
             f"{dataset.title} has {found.num_robot_points} and {found.workspace_min} to "
-            f"{found.workspace_max}. Name a data set of the same robot and workspace with "
-            "--data.path."
+            f"{found.workspace_max}. Name a data set of the same robot and workspace."
         )

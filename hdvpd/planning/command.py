@@ -86,9 +86,12 @@ def make_plan(
     """
     if goal is not None and task != "push":
         raise UserError(f"--goal is where a block is pushed; --task {task} has none. Leave it out.")
+    if goal is not None and not np.isfinite(goal).all():
+        raise UserError(f"--goal {_words(goal)}: give two finite numbers, x and y in metres.")
     with only_writer(out):
         world = load(run, checkpoint_step)
         world.robot  # noqa: B018 - refuses a run without one before anything is simulated
+        _require_inside(goal, *world.workspace)
         trial = begin_trial(task, world.size, [seed])
         require_simulated(world, trial)
         rng = np.random.default_rng(seed)
@@ -116,6 +119,21 @@ def make_plan(
         tried = f"{search.iterations} rounds of {search.samples} candidates"
         print(f"decision {plan.seconds:.1f} s: {tried}")
         print(f"page     {out / 'index.html'}")
+
+
+def _require_inside(
+    goal: Sequence[float] | None, low: Sequence[float], high: Sequence[float]
+) -> None:
+    """Refuse a goal beside the workspace; None is drawn inside."""
+    if goal is not None and not all(np.less_equal(low[:2], goal) & np.less_equal(goal, high[:2])):
+        raise UserError(
+            f"--goal {_words(goal)} lies outside the workspace, x {low[0]:g} to {high[0]:g}, "
+            f"y {low[1]:g} to {high[1]:g} m. Choose a place inside."
+        )
+
+
+def _words(goal: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in goal)
 
 
 def find_plan(

@@ -67,6 +67,8 @@ class RunSource(ModelSource):
             self.world = load(self.folder, checkpoint_step)
         self.watched = checkpoint_step is None
         self.dataset = open_dataset(self.config.data)
+        if steps is not None and steps < 1:
+            raise UserError(f"--steps {steps}: ask for one or more.")
         self._length = OBSERVED_FRAMES + (steps or self.config.eval.num_steps)
         self._plans: tuple[np.ndarray | None, ...] = ()
         if episode is None:
@@ -75,7 +77,8 @@ class RunSource(ModelSource):
             self._plans = (None,) * len(self.windows)
         else:
             self.windows = [(episode, start)] * (1 + len(actions))
-            self._plans = (None, *(read_actions(file, self.trained.robot) for file in actions))
+            plans = (read_actions(file, self.trained.robot, steps) for file in actions)
+            self._plans = (None, *plans)
         self.episodes = tuple(number for number, _ in self.windows)
         what = [None] * len(self.windows) if episode is None else [None, *actions]
         self.titles = tuple(map(self._title, self.windows, what))

@@ -89,13 +89,14 @@ def too_fast(setup: Setup, start: Float[Array, "j"], values: Float[Array, "*batc
     )
 
 
-def read_actions(file: Path, robot: Robot) -> Float[np.ndarray, "s j"]:
+def read_actions(file: Path, robot: Robot, steps: int | None = None) -> Float[np.ndarray, "s j"]:
     """Read joint targets from a file.
 
     Args:
       file: `.npy` with an array (s, j), or `.csv` with a column per joint. A first line of names
         may be there; it must then name the joints of the robot, in any order.
       robot: whose joints they are.
+      steps: how many of the rows; None takes all.
 
     Returns:
       Targets in the order of the robot's joints, checked as by `check_actions`.
@@ -114,13 +115,19 @@ def read_actions(file: Path, robot: Robot) -> Float[np.ndarray, "s j"]:
             f"--actions {file}: expected a .npy or .csv file, or the number of an episode."
         )
     check_actions(robot, values, what=str(file))
-    return values
+    if steps is not None and not 0 < steps <= len(values):
+        raise UserError(
+            f"{file} has {len(values)} rows, but --steps asks for {steps}; give more rows, or "
+            "another number of steps."
+        )
+    return values[:steps]
 
 
 def _read_npy(file: Path) -> np.ndarray:
     try:
-        values = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with file.open("rb") as stream:
+            values = np.load(stream, allow_pickle=False)
+    except Exception as error:  # numpy lets pass what zip files and its own parser raise
         raise UserError(f"{file} cannot be read as a .npy array ({error}).") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or values.ndim != 2:
         found = getattr(values, "shape", "several arrays")
@@ -130,7 +137,7 @@ def _read_npy(file: Path) -> np.ndarray:
 
 def _read_csv(file: Path, robot: Robot) -> np.ndarray:
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as text ({error}).") from error
     cells = [[cell.strip() for cell in line.split(",")] for line in lines]

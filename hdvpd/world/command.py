@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import glob
+import itertools
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -65,9 +66,10 @@ def roll_out(
             for source in actions or (str(episode),)
         ]
         state = world.state_from(dataset, episode, start)
+        names = _distinct([order.name for order in orders])
         plans = [
-            _plan(world, dataset, state, order, same=[o.name for o in orders[:k]].count(order.name))
-            for k, order in enumerate(orders)
+            _plan(world, dataset, state, order, name)
+            for order, name in zip(orders, names, strict=True)
         ]
         about = {
             "run": str(world.folder.resolve()),
@@ -110,13 +112,7 @@ def _order(
     world: World, dataset: Dataset, source: str, window: tuple[int, int], steps: int | None
 ) -> _Order:
     if not source.isdecimal():
-        targets = read_actions(Path(source), world.robot)
-        if steps is not None and not 0 < steps <= len(targets):
-            raise UserError(
-                f"{source} has {len(targets)} rows, but --steps asks for {steps}; give more rows, "
-                "or another number of steps."
-            )
-        return _Order(Path(source).stem, source, targets[:steps])
+        return _Order(Path(source).stem, source, read_actions(Path(source), world.robot, steps))
     number, (episode, start) = int(source), window
     length = dataset.episode(number).length
     most = min(world.config.eval.num_steps, max(length - start - 2, 1))
@@ -128,8 +124,18 @@ def _order(
     return _Order(f"episode-{number}", f"targets of episode {number}", targets)
 
 
-def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int) -> Plan:
-    """Roll out and score; `same` plans before have the same name, as of files in other folders."""
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Number names that are there already, as of files in other folders."""
+    taken: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{k}" for k in itertools.count(2))
+        free = name if name not in taken else next(n for n in numbered if n not in (*taken, *names))
+        taken.append(free)
+    return taken
+
+
+def _plan(world: World, dataset: Dataset, state: State, order: _Order, name: str) -> Plan:
+    """Roll out and score."""
     warning, truth = "", None
     if order.points is not None:
         future = world.rollout_points(state, order.points)
@@ -144,7 +150,7 @@ def _plan(world: World, dataset: Dataset, state: State, order: _Order, same: int
     images = {camera: future.images(camera) for camera in state.cameras}
     threshold = world.config.eval.moving_threshold
     return Plan(
-        name=f"{order.name}-{same + 1}" if same else order.name,
+        name=name,
         source=order.source,
         future=future,
         images=images,

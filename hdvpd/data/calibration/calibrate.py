@@ -169,7 +169,7 @@ def _difference(views: list[tuple[View, View]]) -> CameraCorrection | None:
 
 def _of_view(old: View, new: View) -> CameraCorrection:
     pose = np.linalg.solve(old.camera_to_world, new.camera_to_world)
-    intrinsics = np.linalg.solve(old.intrinsics.T, new.intrinsics.T).T
+    intrinsics = np.linalg.solve(old.recorded_intrinsics.T, new.recorded_intrinsics.T).T
     flip: Flip = ""
     flipped = old
     kinds: dict[Flip, tuple[int, int]] = {"left to right": (1, -1), "upside down": (-1, 1)}

@@ -73,8 +73,9 @@ def write_report(report: Report, folder: Path) -> Path:
     page = folder / PAGE_NAME
     with files.explain_write_errors(folder, "Name another folder with --out."):
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("check-*.png"):
-            old.unlink()
+        if (folder / JSON_NAME).is_file():  # of an earlier check, whose pictures these are
+            for old in folder.glob("check-*.png"):
+                old.unlink()
         for name, (_, data) in pictures.items():
             files.replace(folder / name, data)
         files.replace(page, render_page(report, pictures))

@@ -67,6 +67,12 @@ class View:
         """Rows of the image as recorded per row of this one."""
         return self.size[0] / self.depth_m.shape[0]
 
+    @property
+    def recorded_intrinsics(self) -> Float[np.ndarray, "3 3"]:
+        """Pinhole matrix of the image as recorded [px]."""
+        stride = self.size[0] // self.depth_m.shape[0]  # rows that fill no block are fewer
+        return self.intrinsics * np.array([[stride], [stride], [1.0]])
+
 
 @dataclass(frozen=True)
 class Moment:

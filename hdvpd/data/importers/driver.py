@@ -27,6 +27,7 @@ from hdvpd.data.importers.faults import BadEpisodeError
 from hdvpd.data.importers.prepare import Prepared, Settings, prepare
 from hdvpd.data.importers.robot_model import read_robot_file
 from hdvpd.data.importers.sidecar import Sidecar, read_sidecar
+from hdvpd.data.metadata import read_json
 from hdvpd.data.robot import ROBOT_FILE, with_base_moved
 
 QUARANTINE = "quarantine.json"
@@ -247,17 +248,18 @@ class _Import:
 
     def _end(self) -> None:
         out, console = self._job.out, self._console
-        done = [n for n in writer.finished_episodes(out) if n in set(self._chosen)]
-        if not done:
-            self._discard()
+        finished = writer.finished_episodes(out)
+        if not set(finished) & set(self._chosen):
+            if finished:  # by earlier imports
+                (out / writer.INCOMPLETE).unlink(missing_ok=True)
+            else:
+                self._discard()
+            kept = f" {out} keeps its {len(finished)} finished before." if finished else ""
             raise UserError(
                 f"{self._job.path}: no episode can be imported; the first: "
-                f"{next(iter(self._bad.values()))}"
+                f"{next(iter(self._bad.values()))}{kept}"
             )
-        listed = [
-            {"number": number, "name": self._listed[number].name, "reason": reason}
-            for number, reason in sorted(self._bad.items())
-        ]
+        listed = sorted(self._left_out(finished), key=lambda entry: entry["number"])
         (out / QUARANTINE).unlink(missing_ok=True)
         if listed:
             writer.write_json(out / QUARANTINE, {"episodes": listed})
@@ -267,6 +269,15 @@ class _Import:
         counts = ", ".join(f"{len(dataset.split(s))} {s}" for s in schema.SPLITS)
         left_out = f"; {len(listed)} left out, see {out / QUARANTINE}" if listed else ""
         console.print(f"{out}: {len(dataset.episodes)} episodes ({counts}){left_out}.")
+
+    def _left_out(self, finished: Sequence[int]) -> list[dict[str, Any]]:
+        """List the bad episodes of this import, and of earlier ones those that were not tried."""
+        file, tried = self._job.out / QUARANTINE, {*self._chosen, *finished}
+        earlier = read_json(file)["episodes"] if file.is_file() else []
+        return [entry for entry in earlier if entry["number"] not in tried] + [
+            {"number": number, "name": self._listed[number].name, "reason": reason}
+            for number, reason in self._bad.items()
+        ]
 
 
 _REPAIR = "Repair it and run the same command again"

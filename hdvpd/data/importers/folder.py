@@ -169,18 +169,21 @@ def _never() -> base.View:
 
 def _about(place: SourcePlace) -> Mapping[str, Any]:
     """Read episode.json as far as it can be read; `_check_about` complains."""
+    return _read_about(place) or {}
+
+
+def _read_about(place: SourcePlace) -> Mapping[str, Any] | None:
     try:
         raw = json.loads((place.file / "episode.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, Mapping) else {}
+        return None
+    return raw if isinstance(raw, Mapping) else None
 
 
 def _check_about(place: SourcePlace) -> None:
     if not (place.file / "episode.json").exists():
         return
-    about = _about(place)
-    if not about:
+    if (about := _read_about(place)) is None:
         file = place.file / "episode.json"
         verdict = "cannot be read as a JSON object"
         raise place.error(*diagnosis(file, verdict, "Repair or remove it.", file.name))
