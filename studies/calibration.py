@@ -4,6 +4,7 @@ Each set is one file of results, so that the study continues where it was stoppe
 processes may work at it.
 """
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from hdvpd.basics import files
 from hdvpd.data.arrays import LINKS, TARGET_LINKS
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.calibrate import corrections_of
@@ -25,29 +27,29 @@ from hdvpd.data.store import Dataset
 from studies.calibration_sets import ERRORS, Arrays, Draw, Error, draw, write
 from studies.calibration_sources import simulated
 from studies.outputs import make_folder, table, write_csv
+from studies.resumable import require_same
 from studies.settings import CalibrationSettings
 
 FIRST_ERROR_SEED = 1000
 KINDS = ("analytic", "simulated", "analytic", "imported", "analytic")
 """Of the sets, in turn."""
+_REMEDY = "Free some space or permit writing there; the same command goes on."
 
 
 def main(out: Path, settings: CalibrationSettings) -> None:
     """Run what is missing, and write the table of what there is."""
     make_folder(out)
+    require_same(out / "settings.toml", settings, extent=("sound", "each"))
     if any(drawn.kind == "simulated" for _, _, drawn in tasks(settings)):
         # Before anything reads a robot model: MuJoCo chooses its renderer when it is imported.
         simulated(out / "simulated")
     for name, error, drawn in tasks(settings):
-        file = out / f"{name}.json"
-        mark = out / f"{name}.running"
-        if file.exists() or mark.exists():
-            continue
-        mark.touch()
-        try:
-            file.write_text(json.dumps(measure_set(error, drawn, out / "simulated")))
-        finally:
-            mark.unlink(missing_ok=True)
+        file, lock = out / f"{name}.json", out / f"{name}.lock"
+        with contextlib.suppress(files.FolderInUseError), files.locked(lock, name, _REMEDY):
+            if not file.exists():
+                measured = measure_set(error, drawn, out / "simulated")
+                files.write(file, json.dumps(measured), _REMEDY)
+            lock.unlink(missing_ok=True)
     rows = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
     summary = [row for row in summaries(rows) if row]
     write_csv(out / "calibration.csv", summary)

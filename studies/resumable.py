@@ -60,7 +60,7 @@ class Kept:
           UserError: `out` cannot be a folder, or holds a study with other settings.
         """
         make_folder(out)
-        _require_same(out / "settings.toml", settings, extent)
+        require_same(out / "settings.toml", settings, extent)
         self._file = out / "starts.jsonl"
         self.entries: list[Entry] = read_entries(self._file)
 
@@ -108,8 +108,17 @@ def borrowed_entries(folder: Path, settings: Any, extent: Sequence[str]) -> list
     return read_entries(folder / "starts.jsonl")
 
 
-def _require_same(file: Path, settings: Any, extent: Sequence[str]) -> None:
-    """Write the settings, or refuse to go on with a study that was begun with others."""
+def require_same(file: Path, settings: Any, extent: Sequence[str]) -> None:
+    """Write the settings, or refuse to go on with a study that was begun with others.
+
+    Args:
+      file: `settings.toml` of the study.
+      settings: all that is set.
+      extent: names of settings that only say how much is done, so that they may change.
+
+    Raises:
+      UserError: another setting is not what it was.
+    """
     if file.exists():
         _refuse_others(file, settings, extent, "give another --out")
     aside = file.with_suffix(".new")
