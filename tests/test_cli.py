@@ -425,7 +425,7 @@ def test_train_passes_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch
 
 
 def test_resuming_a_run_takes_its_own_configuration(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from hdvpd import train
 
@@ -434,6 +434,11 @@ def test_resuming_a_run_takes_its_own_configuration(
     (tmp_path / "mine" / "config.toml").write_text(to_toml(saved))
     calls: list = []
     monkeypatch.setattr(train, "main", recorder(calls))
+    assert main(["train", "--resume", "mine", "--runs-dir", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'mine'} has no checkpoint to continue from" in message
+    assert "--resume auto --name mine" in message
+    (tmp_path / "mine" / "checkpoints" / "1").mkdir(parents=True)
     for resume in (str(tmp_path / "mine"), "mine"):
         flags = ["--runs-dir", str(tmp_path), "--train.num-steps", "99"]
         assert main(["train", "--resume", resume, *flags]) == 0

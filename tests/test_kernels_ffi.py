@@ -157,6 +157,8 @@ def test_compiled_functions_are_kept_by_the_sources_of_all_kernels(tmp_path):
     program = "from kernels.caller import f; print(f(1))"
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
     environment["PYTHONPATH"] = str(tmp_path)
+    # Python would take its own bytecode of a file that changes within a second, at equal size.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     for factor in (2, 3):
         called = f"\n\n@njit(cache=True)\ndef kept(x):\n    return {factor} * x\n"
         (copy / "compiled.py").write_text(source + called)

@@ -58,7 +58,8 @@ class Dataset:
                 raise remote.missing_dataset(self.path)
             raise UserError(
                 f"There is no data set at {self.path} ({file.name} is missing). Simulate one with "
-                f"`hdvpd data simulate --out {self.path}`, or name another folder."
+                f"`hdvpd data simulate --out {self.path}`, or name another folder, "
+                "for training and evaluation with --data.path."
             )
         unfinished = self.path / writer.INCOMPLETE
         if unfinished.exists():
