@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments, flags = parser.parse_known_args()
     count, cores = arguments.devices, sorted(os.sched_getaffinity(0))
-    batch = ["--train.batch-size", str(count), *flags]
+    batch = ["--train.batch-size", str(count), "--train.num-devices", "1", *flags]
     forms = {
         "one device": (batch, [cores]),
         "one device, one after another": ([*batch, "--train.accumulate", str(count)], [cores]),
