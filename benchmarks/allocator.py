@@ -5,7 +5,7 @@ Each is a process of its own, and they take turns: the settings cannot be taken 
     default    glibc as it is
     main       freed memory is kept, in the main thread's arena only
     one arena  freed memory is kept, in one arena for all threads
-    kept       hdvpd.kernels.memory.keep_freed_memory: that, and huge pages
+    kept       hdvpd.basics.machine.keep_freed_memory: that, and huge pages
     preload    another allocator, given by --preload /path/to/libjemalloc.so.2 or the like
 
 Run: python benchmarks/allocator.py [demo] [--rounds 3] [--steps 12] [--train.remat] ...
@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from timing import analytic_batch, peak_gib
 
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.commands.flags import read_flags
 from hdvpd.config.experiments import load_config
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.training.step import create_train_state, make_train_step
 
 _MAIN_ARENA = ((-1, -1), (-2, 64 * 2**20), (-4, 0))  # trim threshold, top pad, mapped blocks

@@ -39,6 +39,7 @@ from flax import nnx
 from timing import analytic_batch, best_of, machine_rates
 
 from hdvpd.basics.geometry import pixel_rays
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Batch, ParticleCloud, Rays, RobotPoints
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config
@@ -50,7 +51,6 @@ from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.kernels.annular_sums import annular_sums
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import Neighbors, knn
 from hdvpd.model import Model, render_image
 from hdvpd.render.compositing import composite
@@ -527,7 +527,7 @@ def main() -> None:
     smaller = SMALLER.get(arguments.experiment, [])
     config = load_config(arguments.experiment, read_flags([*smaller, *flags]))
     keep_freed_memory()  # as `hdvpd train` does
-    offer_cores(config.train.num_devices)
+    offer_cores(config.train)
     dataset, batch = read_batch(config, arguments.data)
     batch = jax.tree.map(jnp.asarray, batch)
     clock = time.process_time if arguments.processor else time.perf_counter

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from timing import analytic_batch
 
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config.experiments import load_config
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model import render_image, render_images
 from hdvpd.training.step import create_model, merge_model
 

@@ -18,7 +18,7 @@ import numpy as np
 from timing import interleaved, interleaved_cpu
 
 from hdvpd.attention.linear import linear_attention
-from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory
 
 Attend = Callable[..., Any]
 

@@ -19,13 +19,13 @@ from typing import Literal, get_args
 import numpy as np
 from importing import RATE_HZ, in_own_process, write_robomimic
 
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Batch
 from hdvpd.config import DataConfig
 from hdvpd.data.importers.driver import import_dataset
 from hdvpd.data.loader import Loader
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window
-from hdvpd.kernels.memory import keep_freed_memory
 
 SIZE = (240, 320)
 WINDOW, BATCH = 8, 16

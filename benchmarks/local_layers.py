@@ -35,11 +35,11 @@ from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
 from hdvpd.basics.geometry import z_order
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config import Config, ModelConfig, SceneSpec
 from hdvpd.config.members import member_names, with_member
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import Walks, exact_walks
 

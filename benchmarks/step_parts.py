@@ -27,6 +27,7 @@ import optax
 from timing import analytic_batch, best_of, machine_rates, peak_gib
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Batch, ParticleCloud, Rays
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config, SceneSpec
@@ -34,7 +35,6 @@ from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
 from hdvpd.dynamics.rollout import rollout
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.neighbors import knn
 from hdvpd.model import Model, sample_rays
 from hdvpd.training.optimizer import create_optimizer

@@ -21,10 +21,10 @@ import jax
 from floor import read_batch
 from timing import peak_gib
 
+from hdvpd.basics.machine import keep_freed_memory, usable_cores
 from hdvpd.commands.flags import read_flags
 from hdvpd.config.experiments import load_config
 from hdvpd.kernels.kept_programs import keep_programs
-from hdvpd.kernels.memory import keep_freed_memory, usable_cores
 from hdvpd.training.parallel import make_layout, offer_cores
 from hdvpd.training.step import create_train_state, make_train_step
 
@@ -40,7 +40,7 @@ def measure(
     config = load_config(experiment, read_flags([*SHORTER.get(experiment, []), *flags]))
     keep_freed_memory()  # as `hdvpd train` does
     keep_programs()
-    offer_cores(config.train.num_devices)
+    offer_cores(config.train)
     dataset, batch = read_batch(config, data)
     layout = make_layout(config.train)
     graphdef, state = create_train_state(config, dataset.scene_spec(config.data))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hdvpd.basics import colors
-from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory
 from studies import grf_measurements as measure
 from studies.costs import fitted_slope
 from studies.grf_measurements import AD_HOC, COUPLINGS

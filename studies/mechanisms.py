@@ -33,8 +33,8 @@ from hdvpd.attention.linear import linear_attention
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Array, Float
-from hdvpd.kernels.memory import keep_freed_memory
 from studies.attention import dense
 from studies.attention.causal import causal_attention
 from studies.attention.masks.forests import edge_forest

@@ -13,7 +13,7 @@ import pytest
 import scenes
 
 from hdvpd.basics.errors import UserError
-from hdvpd.kernels.memory import usable_cores
+from hdvpd.basics.machine import usable_cores
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.parallel import make_layout, stated_bytes
@@ -110,8 +110,10 @@ def test_what_cannot_be_divided_is_refused():
 )
 def test_cores_are_offered_as_devices(asked, flags, seen):
     program = (
-        "import jax; from hdvpd.training.parallel import offer_cores as offer\n"
-        f"offer({asked}); print(jax.local_device_count()); offer(1 + jax.local_device_count())"
+        "import jax; from hdvpd.config import TrainConfig as Training\n"
+        "from hdvpd.training.parallel import offer_cores as offer\n"
+        f"offer(Training(num_devices={asked}), Training(num_devices=1))\n"
+        "print(jax.local_device_count()); offer(Training(num_devices=1 + jax.local_device_count()))"
     )
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
@@ -126,6 +128,7 @@ def test_devices_wait_for_each_other_longer_than_a_minute():
     program = """if True:
         import time, jax, jax.numpy as jnp
         from jax.sharding import Mesh, PartitionSpec as P
+        from hdvpd.config import TrainConfig
         from hdvpd.training.parallel import offer_cores
 
         def slow(x):
@@ -138,7 +141,7 @@ def test_devices_wait_for_each_other_longer_than_a_minute():
             wait = lambda v: jax.pure_callback(slow, alike, v)
             return jax.lax.pmean(jax.lax.cond(second, wait, lambda v: v, x), "w")
 
-        offer_cores(2)
+        offer_cores(TrainConfig(num_devices=2))
         mesh = Mesh(jax.devices()[:2], ("w",))
         mean = jax.shard_map(late, mesh=mesh, in_specs=P("w"), out_specs=P(), check_vma=False)
         print(*jax.jit(mean)(jnp.arange(2.0)))

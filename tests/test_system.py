@@ -13,7 +13,7 @@ import concurrent.futures, resource, sys
 import numpy as np
 if sys.argv[2:]:
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
-from hdvpd.kernels.memory import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)
 with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -27,6 +27,7 @@ import jax
 from hdvpd.basics import files
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.layers import count_parameters
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.commands.planned_runs import PlannedRun, choose_variants, plan_runs
 from hdvpd.config import Config
 from hdvpd.config.experiments import load_config
@@ -48,7 +49,6 @@ from hdvpd.evaluation.episodes import evaluate_run, select_windows, share_progra
 from hdvpd.evaluation.eval import prepare, scored_frames
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.results import require_same_frames
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model.compiled import CompileModel
 from hdvpd.training import train
 from hdvpd.training.checkpoint_folder import find_damage
@@ -91,8 +91,7 @@ def main(
     runs = plan_runs(config, members, num_seeds, out / "runs", choose_variants(vary, ablate))
     frames = frames_of(runs)
     require_same_frames(frames)
-    trainings = [run.config.train for run in runs]
-    offer_cores(max(train.num_devices or train.batch_size for train in trainings))
+    offer_cores(*(run.config.train for run in runs))
     train_runs(runs)
     compared = evaluate_runs(runs, frames)
     summary = summarize_comparison(compared, describe(runs))

@@ -18,9 +18,9 @@ from typing import Literal
 
 import hdvpd
 from hdvpd.basics.errors import how_to_install
+from hdvpd.basics.machine import main_memory, usable_cores
 from hdvpd.commands.base import AbstractCommand
 from hdvpd.commands.system import LIBRARIES, missing_packages
-from hdvpd.kernels.memory import main_memory, usable_cores
 
 Status = Literal["ok", "note", "problem"]
 

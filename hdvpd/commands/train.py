@@ -50,7 +50,7 @@ class Train(AbstractCommand):
         from hdvpd.training.parallel import offer_cores
 
         resume = self.resume or None
-        offer_cores(config.train.num_devices or config.train.batch_size)  # before any joins others
+        offer_cores(config.train)  # before any joins others
         self.processes.run(
             lambda: train.main(config, run_dir=run_dir, resume=resume, step=self.step)
         )

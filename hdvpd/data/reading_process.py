@@ -29,11 +29,11 @@ import numpy as np
 
 import hdvpd
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Batch
 from hdvpd.config import DataConfig
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import describe_windows, read_window, stack_windows
-from hdvpd.kernels.memory import keep_freed_memory
 
 _HEADER = struct.Struct("<QQ")
 """Bytes of the pickle that follows, and of a new file that comes along; 0 for none."""

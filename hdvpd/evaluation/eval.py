@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import apply_overrides, flatten
 from hdvpd.config.reading import Tables
@@ -46,7 +47,6 @@ from hdvpd.evaluation.results import (
 )
 from hdvpd.evaluation.spreading import spread_model
 from hdvpd.kernels.kept_programs import keep_programs
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.model.compiled import CompileModel
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.packed import find_or_unpack

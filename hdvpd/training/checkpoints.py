@@ -41,7 +41,7 @@ from hdvpd.training.checkpoint_folder import (
     sync_all,
     write_arrays,
 )
-from hdvpd.training.metrics_log import REMEDY
+from hdvpd.training.metrics_log import ELSEWHERE, REMEDY
 from hdvpd.training.step import merge_model
 
 
@@ -166,7 +166,7 @@ class CheckpointStore:
                 if part.tobytes() != np.asarray(read[name])[place].tobytes():
                     raise UserError(
                         f"{name} in {path} does not read back as it was written, so this disk "
-                        "cannot be trusted with checkpoints. Choose another --runs-dir."
+                        f"cannot be trusted with checkpoints. Choose {ELSEWHERE}."
                     )
 
     def read_origin(self, step: int) -> tuple[Config, SceneSpec, Progress]:
@@ -215,7 +215,7 @@ class CheckpointStore:
             )
         raise UserError(
             f"{self.path} has no sound checkpoint (found {steps or 'none'}). Copy one from a "
-            "backup, or train again under another --name."
+            f"backup, or train again in {ELSEWHERE}."
         )
 
     def _drop_oldest(self) -> None:
@@ -275,5 +275,6 @@ def require_disk_space(path: Path, state: Any) -> None:
     if free < needed:
         raise UserError(
             f"The disk of {path} has {free / 2**20:.1f} MiB free, but two checkpoints of this "
-            f"model take {needed / 2**20:.1f} MiB. Free some space, or choose another --runs-dir."
+            f"model take {needed / 2**20:.1f} MiB. Free some space, or choose "
+            f"{ELSEWHERE}."
         )

@@ -25,9 +25,11 @@ METRICS_FILE = "metrics.jsonl"
 """Its name in a run folder; every trained run has one."""
 REMEDY = (
     "Everything written before it is intact. Free some space or permit writing there, then "
-    "continue the run with --resume."
+    "continue the run with --resume (a comparison: with the same command)."
 )
 """What to do when a file of a run cannot be written."""
+ELSEWHERE = "another folder for the run (--name or --runs-dir; --out of a comparison)"
+"""Where a run can go that cannot be where it is, for messages: the flags of all that trains."""
 
 _MEANS = ("train", "validation")
 _LAST = ("learning_rate", "nonfinite_in_row")

@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import usable_cores
 from hdvpd.basics.types import Array, Batch, Float, Int, PRNGKey
 from hdvpd.config import TrainConfig
-from hdvpd.kernels.memory import usable_cores
 
 Tree = TypeVar("Tree")
 Params = Any
@@ -190,7 +190,7 @@ def make_layout(train: TrainConfig) -> Layout:
     return Layout(mesh, parts=train.accumulate, shard_state=train.shard_state)
 
 
-def offer_cores(count: int) -> None:
+def offer_cores(*trainings: TrainConfig) -> None:
     """Let jax see several CPU devices, which share the cores: windows are then worked off at once.
 
     One window does not keep several cores busy, for its layers are small and wait for each other
@@ -200,8 +200,10 @@ def offer_cores(count: int) -> None:
     each other for a day.
 
     Args:
-      count: devices that are asked for; more than there are cores are not offered.
+      trainings: those to come, of which the greatest counts; where one asks for as many devices as
+        divide its windows, there is one for each. More than there are cores are not offered.
     """
+    count = max(training.num_devices or training.batch_size for training in trainings)
     devices, flags = min(count, usable_cores()), os.environ.get("XLA_FLAGS", "")
     given = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     if count > 1 and _PATIENCE not in flags:

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import main_memory
 from hdvpd.config import TrainConfig
-from hdvpd.kernels.memory import main_memory
 from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.metrics_log import ELSEWHERE
 from hdvpd.training.processes import Team
 from hdvpd.training.reporting import Reporter, format_duration, memory_mib
 from hdvpd.training.spread_checkpoints import SpreadStore
@@ -123,7 +124,7 @@ def _require_space(run: Path, size: float, count: int, train: TrainConfig) -> No
             f"The disk of {run} has {free:.1f} MiB free, but the run's checkpoints will need "
             f"{count * size:.1f} MiB more ({count} of {size:.1f} MiB: train.keep_checkpoints = "
             f"{train.keep_checkpoints}, and the one being written). Free some space, keep fewer, "
-            "choose another --runs-dir, or leave this check out with --train.preflight off."
+            f"choose {ELSEWHERE}, or leave this check out with --train.preflight off."
         )
 
 

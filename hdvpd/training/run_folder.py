@@ -26,7 +26,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
 from hdvpd.config.settings import entries
-from hdvpd.training.metrics_log import REMEDY, read_records
+from hdvpd.training.metrics_log import ELSEWHERE, REMEDY, read_records
 
 if TYPE_CHECKING:
     from hdvpd.training.checkpoints import CheckpointStore
@@ -73,7 +73,7 @@ class RunFolder:
         if glob.escape(whole) != whole:
             raise UserError(
                 f"The run folder {run_dir} would have *, ? or [ in its path {whole}, with which "
-                "checkpoints cannot be saved. Choose another --name or --runs-dir."
+                f"checkpoints cannot be saved. Choose {ELSEWHERE}."
             )
         if resume == "auto":
             return cls(run_dir)
@@ -98,7 +98,7 @@ class RunFolder:
         ):
             raise UserError(
                 f"The run folder {run_dir} already exists, and a new run never writes over an old "
-                "one. Continue it with --resume auto, or choose another --name."
+                f"one. Continue it with --resume auto, or choose {ELSEWHERE}."
             )
         return cls(run_dir)
 
@@ -144,8 +144,8 @@ class RunFolder:
           UserError: the folder cannot be made.
         """
         refusal = (
-            f"Another process is training in {self.path}. Wait for it, stop it, or choose another "
-            "--name."
+            f"Another process is training in {self.path}. Wait for it, stop it, or choose "
+            f"{ELSEWHERE}."
         )
         return files.locked(self.path / files.LOCK, refusal, REMEDY)
 
@@ -201,21 +201,21 @@ class RunFolder:
                 raise UserError(
                     f"{self.path} was trained with {key} = {old.get(key)!r}, but this command says "
                     f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
-                    f"{self.config_file}, or start a new run with another --name."
+                    f"{self.config_file}, or choose {ELSEWHERE}."
                 )
         then, now = saved_dataset.split("+"), dataset.split("+")
         if len(then) != len(now):
             raise UserError(
                 f"{self.path} was trained on {len(then)} data sets, but data.path = "
                 f"{config.data.path!r} names {len(now)}: resuming continues a run exactly. Name "
-                "the same data sets in the same order, or start a new run with another --name."
+                f"the same data sets in the same order, or choose {ELSEWHERE}."
             )
         for was, found, path in zip(then, now, config.data.paths, strict=True):
             if was != found:
                 raise UserError(
                     f"{self.path} was trained on the data set with identity {was}, but "
                     f"data.path = {path!r} has {found}: resuming continues a run exactly. Point "
-                    "data.path at the same data, or start a new run with another --name."
+                    f"data.path at the same data, or choose {ELSEWHERE}."
                 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.basics.layers import Keys
+from hdvpd.basics.machine import main_memory
 from hdvpd.basics.tables import Table
 from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
 from hdvpd.config import Config, SceneSpec
@@ -22,7 +23,6 @@ from hdvpd.config.members import member_names, with_member
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.remote import locate
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.kernels.memory import main_memory
 from hdvpd.model import Model
 
 DEFAULT_ROBOT_POINTS = 84

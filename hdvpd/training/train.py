@@ -22,6 +22,7 @@ import jax.stages
 from flax import nnx
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import Batch, PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
@@ -30,7 +31,6 @@ from hdvpd.data.object_motion import moving_windows
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
 from hdvpd.kernels.kept_programs import keep_programs
-from hdvpd.kernels.memory import keep_freed_memory
 from hdvpd.kernels.together import Lower, compile_together
 from hdvpd.model.compiled import compile_model
 from hdvpd.training.interrupts import StopSignals
@@ -94,7 +94,7 @@ def main(
     """
     keep_freed_memory()
     keep_programs()
-    offer_cores(config.train.num_devices or config.train.batch_size)
+    offer_cores(config.train)
     team = Team.here()
     run = team.together(lambda: RunFolder.find_to_train(Path(run_dir), resume, step))
     data, layout = team.together(lambda: (open_data(config), make_layout(config.train)))

@@ -13,6 +13,7 @@ from flax import nnx
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.layers import each
+from hdvpd.basics.machine import usable_cores
 from hdvpd.basics.types import (
     Array,
     Camera,
@@ -31,7 +32,6 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
 from hdvpd.evaluation.eval import require_scene
 from hdvpd.evaluation.videos import particle_colors, to_uint8
-from hdvpd.kernels.memory import usable_cores
 from hdvpd.model import Model, render_image
 from hdvpd.training.checkpoints import load_model
 from hdvpd.world.actions import check_actions, check_joints
