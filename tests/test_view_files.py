@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -203,6 +205,19 @@ def test_reruns_file_is_whole_or_not_there(tmp_path):
         write_rerun(recording, tmp_path / "file" / "it.rrd")
 
 
+@pytest.mark.parametrize("free", [0, 20_000, 122_880])
+def test_a_disk_that_is_too_full_for_rerun_is_one_message(free, small_disk):
+    needed("rerun")
+    from hdvpd.viewing.rerun_file import write_rerun
+
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - free))
+    # Of rerun's own writer, nothing was said where the beginning of the file had found room.
+    with pytest.raises(UserError, match=r"it\.rrd: No space left on device\. .*export again"):
+        write_rerun(make_recording(), small_disk / "it.rrd")
+    assert list(small_disk.iterdir()) == [filler]
+
+
 def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
     needed("viser")
     from hdvpd.viewing.offline import write_page
@@ -211,6 +226,53 @@ def test_a_page_that_cannot_be_written_is_one_message(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=r"Could not write .*it\.html: .*export again"):
             write_page(make_recording(), folder / "it.html")
+
+
+def test_frames_that_are_left_out_take_their_time(monkeypatch):
+    needed("viser")
+    from viser.infra import StateSerializer
+
+    from hdvpd.viewing.offline import render_page
+    from hdvpd.viewing.serving import served
+
+    source, pauses = Seen(), []
+    every_third = dataclasses.replace(source.load(0), stride=3)
+    assert every_third.describe(2) == "frame 6 (+3.0 s)"  # two frames per second
+    monkeypatch.setattr(StateSerializer, "insert_sleep", lambda _, pause: pauses.append(pause))
+    render_page(every_third, frames_per_second=4.0)
+    assert pauses == [0.75] * TIMES
+    with served(source, "localhost", 0) as page:
+        usual = page.pause_s
+        page.take(every_third)
+        assert page.pause_s == 3 * usual
+
+
+def test_reruns_timeline_counts_frames_and_predicted_steps():
+    needed("rerun")
+    from hdvpd.viewing.rerun_file import step_of
+
+    assert [step_of(make_recording(), time) for time in range(TIMES)] == [-2, -1, 0, 1, 2]
+    every_third = dataclasses.replace(Seen().load(0), stride=3)
+    assert [step_of(every_third, time) for time in range(TIMES)] == [0, 3, 6, 9, 12]
+
+
+class Interrupted(MadeUp):
+    """Ctrl-C comes while the first scene is loaded."""
+
+    def load(self, index, edits=()):
+        self.terminated = signal.getsignal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        return super().load(index, edits)
+
+
+def test_signals_end_the_program_while_the_first_scene_is_loaded():
+    needed("viser")
+    from hdvpd.viewing.serving import serve
+
+    source, usual = Interrupted(), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):  # of which the command makes status 130
+        serve(source, "localhost", 0)
+    assert source.terminated is usual
 
 
 def test_losses_of_a_run_that_is_written(tmp_path):

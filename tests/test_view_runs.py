@@ -1,5 +1,7 @@
 """What is shown of runs and data sets: the model's own rollouts, edited and watched; the verbs."""
 
+import dataclasses
+import json
 import os
 import re
 import shlex
@@ -17,6 +19,8 @@ from extras import needed
 from hdvpd.__main__ import HDVPD
 from hdvpd.__main__ import main as command
 from hdvpd.basics.errors import UserError
+from hdvpd.data.windows import read_window
+from hdvpd.training import packed
 from hdvpd.training.checkpoints import CheckpointStore
 from hdvpd.viewing import editing
 from hdvpd.viewing.recording import PREDICTION, TRUTH
@@ -69,6 +73,29 @@ def test_a_data_set_is_shown_as_it_was_measured(synthetic_dataset):
         DatasetSource(synthetic_dataset, 99)
 
 
+def test_of_a_long_episode_evenly_spaced_frames_are_read(synthetic_dataset, monkeypatch):
+    whole, read = DatasetSource(synthetic_dataset).load(9), []
+    _, views, height, width = whole.layers[TRUTH].depth_m.shape
+
+    def noted(dataset, number, start, length, config):
+        read.append((start, length))
+        return read_window(dataset, number, start, length, config)
+
+    monkeypatch.setattr("hdvpd.viewing.sources.MAX_PIXELS", 4 * views * height * width - 1)
+    monkeypatch.setattr("hdvpd.viewing.sources.read_window", noted)
+    source = DatasetSource(synthetic_dataset)
+    some = source.load(9)
+    assert read == [(0, 2), (3, 2), (5, 2)]  # frames 0, 3 and 6, in the shortest windows
+    assert source.titles[9] == some.title == f"{whole.title}, frames 0, 3, 6 ... of 7"
+    assert some.num_times == some.num_observed == 3
+    assert [some.time_s(t) for t in range(3)] == [whole.time_s(t) for t in (0, 3, 6)]
+    for name in ("rgb", "depth_m"):
+        known = getattr(whole.layers[TRUTH], name)
+        np.testing.assert_array_equal(getattr(some.layers[TRUTH], name), known[::3])
+    np.testing.assert_array_equal(some.robot, whole.robot[::3])
+    np.testing.assert_array_equal(some.camera.camera_to_world, whole.camera.camera_to_world[::3])
+
+
 def test_a_run_in_progress_rolls_out_its_validation(source, recording):
     assert source.in_training()
     assert source.episodes == (8,)  # of ten, the ninth is for validation
@@ -97,6 +124,23 @@ def test_what_was_edited_is_rolled_out_again(source, recording):
     assert after.mask[-1].sum() == particles.mask[1].sum() - held.sum()
     image = changed.layers[PREDICTION].rgb, recording.layers[PREDICTION].rgb
     assert not np.array_equal(*image)
+
+
+def test_a_camera_on_a_link_goes_on_in_what_was_edited(source, recording, monkeypatch):
+    moved = np.array(recording.camera.camera_to_world)
+    moved[:, :, 0, 3] += 0.05 * np.arange(len(moved), dtype=np.float32)[:, None]
+
+    def carried(dataset, number, start, length, config):
+        batch = read_window(dataset, number, start, length, config)
+        camera = dataclasses.replace(batch.frames.camera, camera_to_world=moved[:length])
+        return dataclasses.replace(batch, frames=dataclasses.replace(batch.frames, camera=camera))
+
+    monkeypatch.setattr("hdvpd.viewing.runs.read_window", carried)
+    particles, pose = recording.layers[PREDICTION].particles, np.eye(4)
+    pose[:3, 3] = particles.positions[1][particles.mask[1]][0]
+    edit = editing.Edit("remove", editing.Box(pose, np.full(3, 0.02)), pose)
+    changed = source.load(0, [edit])
+    np.testing.assert_array_equal(changed.camera.camera_to_world[2:], moved[2:])
 
 
 def test_a_new_view_is_that_of_the_camera_itself(source, recording):
@@ -183,6 +227,67 @@ def test_a_rollout_folder_is_opened(recording, rollout):
     (rollout / "rollout.json").write_text('{"plans": []}')
     with pytest.raises(UserError, match="Write the rollout again"):
         open_source(rollout)
+
+
+def test_a_rollout_whose_model_is_gone_says_what_helps(small_run, rollout, tmp_path, monkeypatch):
+    from hdvpd.viewing.main import open_source
+    from hdvpd.world.loading import load
+
+    monkeypatch.setattr("hdvpd.viewing.rollouts.load", load)
+    folder, about = tmp_path / "run", json.loads((rollout / "rollout.json").read_text())
+
+    def refused(**changes) -> str:
+        (rollout / "rollout.json").write_text(json.dumps(about | changes))
+        with pytest.raises(UserError, match="rite the rollout again with") as refusal:
+            open_source(rollout)
+        text = str(refusal.value)
+        assert str(folder) in text
+        assert "--step" not in text
+        return text
+
+    gone = refused(run=str(folder))
+    assert (
+        f"which is not there. If it was moved, write its new place as `run` into {rollout}" in gone
+    )
+    shutil.copytree(small_run, folder)
+    assert "checkpoint 2 of" in refused(run=str(folder), checkpoint=2)
+    (folder / "checkpoints" / "3" / "digest.json").write_text("{")
+    assert "digest.json cannot be read" in refused(run=str(folder), checkpoint=3)
+
+
+def test_every_plan_of_a_rollout_is_exported(rollout, tmp_path, monkeypatch, capsys):
+    from hdvpd.viewing import main
+
+    written = []
+    monkeypatch.setattr("hdvpd.viewing.offline.write_page", lambda *words: written.append(words))
+    monkeypatch.chdir(tmp_path)
+    files = main.export(rollout, out=None, form="html")
+    assert list(map(str, files)) == ["it-episode-0008-recorded.html", "it-episode-0008-wait.html"]
+    assert [(recording.title, file) for recording, file in written] == [
+        ("recorded", files[0]), ("wait", files[1]),
+    ]  # fmt: skip
+    assert "wrote it-episode-0008-wait.html: wait\n" in capsys.readouterr().out
+    named = main.export(rollout, out=tmp_path / "v1.2.html", form="html")
+    assert named == (tmp_path / "v1.2-recorded.html", tmp_path / "v1.2-wait.html")
+    about = json.loads((rollout / "rollout.json").read_text())
+    one = about | {"plans": about["plans"][1:]}
+    (rollout / "rollout.json").write_text(json.dumps(one))
+    (single,) = main.export(rollout, out=None, form="html")
+    assert single.name == "it-episode-0008.html"
+    assert written[-1][0].title == "wait"
+
+
+def test_the_model_that_comes_with_hdvpd_is_opened_by_its_name(small_run, tmp_path, monkeypatch):
+    from hdvpd.viewing.main import open_source
+
+    (tmp_path / "pretrained").mkdir()
+    packed.pack(small_run, tmp_path / "pretrained" / "reference.zip")
+    monkeypatch.setattr(packed, "files", lambda _: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    opened = open_source(Path("reference"), episode=9)
+    assert isinstance(opened, RunSource)
+    assert opened.folder == Path("runs/reference")
+    assert opened.world.step == 3
 
 
 def test_the_commands_of_the_page(synthetic_dataset, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from hdvpd.commands.flags import optional
 
 @dataclass(frozen=True)
 class Export(AbstractCommand):
-    """Write a rollout of a run, or an episode of a data set, for another viewer.
+    """Write a rollout of a run, an episode of a data set, or all plans of a rollout folder.
 
     Example: hdvpd export runs/demo --format rerun
     """
@@ -22,7 +22,8 @@ class Export(AbstractCommand):
     format: Literal["rerun", "html"] = "rerun"
     """A file for the rerun viewer, or a page that plays in a browser without a server."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """Where to write; by default SOURCE-episode-N.rrd or .html in the present folder."""
+    """Where to write; by default SOURCE-episode-N.rrd or .html in the present folder. Of several
+    plans, each is a file of its own, whose name ends in the plan's."""
     episode: Annotated[int | None, optional("N")] = None
     """Of a run or a data set: number of the episode; by default the first that there is."""
     start: int = 0
@@ -35,12 +36,12 @@ class Export(AbstractCommand):
     """Of a run: the checkpoint; by default the newest undamaged one."""
 
     def run(self) -> None:
-        """Write the file."""
+        """Write the file, or those of several plans."""
         announce("exporting", self.source)
 
         from hdvpd.viewing import main
 
-        file = main.export(
+        main.export(
             self.source,
             out=self.out,
             form=self.format,
@@ -50,4 +51,3 @@ class Export(AbstractCommand):
             steps=self.steps,
             checkpoint_step=self.step,
         )
-        print(f"wrote {file}")

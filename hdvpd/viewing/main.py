@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hdvpd.basics.errors import UserError, how_to_install
+from hdvpd.training.packed import REFERENCE
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.viewing.rollouts import RolloutSource
 from hdvpd.viewing.runs import RunSource
 from hdvpd.viewing.sources import AbstractSource, DatasetSource
@@ -53,7 +55,8 @@ def open_source(path: Path, **chosen: Any) -> AbstractSource:
     """Open whatever a folder holds.
 
     Args:
-      path: of a run, of a data set or of a rollout, or the name of a run in `runs/`.
+      path: of a run, of a data set or of a rollout, or the name of a run in `runs/`; `reference` is
+        the model that comes with hdvpd, which becomes a run there.
       **chosen: of a run: see `RunSource`; of a data set: `episode`, the only one to show.
 
     Raises:
@@ -74,7 +77,7 @@ def open_source(path: Path, **chosen: Any) -> AbstractSource:
             "out, or name a run, such as runs/demo, to see rollouts.",
         )
         return DatasetSource(path, chosen.get("episode"))
-    if any((folder / "config.toml").is_file() for folder in (path, Path("runs") / path)):
+    if str(path) == REFERENCE or RunFolder.search(path) is not None:
         return RunSource(path, **chosen)
     raise UserError(
         f"{path} is neither the folder of a run (it has no config.toml) nor a data set (it has no "
@@ -108,12 +111,13 @@ FORMATS: Mapping[str, str] = {"rerun": ".rrd", "html": ".html"}
 def export(
     path: Path, *, out: Path | None, form: str, episode: int | None = None, start: int = 0,
     actions: Path | None = None, **chosen: Any,
-) -> Path:  # fmt: skip
-    """Write one recording as a file.
+) -> tuple[Path, ...]:  # fmt: skip
+    """Write one recording as a file; of a rollout every plan, each as a file of its own.
 
     Args:
       path: see `open_source`.
-      out: the file; None is named after source and episode, in the present folder.
+      out: the file; None is named after source and episode, in the present folder. Of several
+        plans, each file's name ends in the plan's.
       form: one of `FORMATS`.
       episode: of a run or a data set: which episode; None takes the first.
       start: of a run: its first observed frame.
@@ -121,7 +125,7 @@ def export(
       **chosen: see `open_source`.
 
     Returns:
-      The file.
+      The files; each is printed when it is written, with what it shows.
 
     Raises:
       UserError: a package is missing, the source has no such episode or no use for something that
@@ -137,9 +141,17 @@ def export(
         from hdvpd.viewing.offline import write_page as write
     own = () if actions is None else (actions,)
     source = open_source(path, episode=episode, start=start, actions=own, **chosen)
-    scene = len(own)  # the first one has the recorded actions
+    first = len(own)  # of a run, the one before has the recorded actions
+    scenes = range(len(source.titles)) if isinstance(source, RolloutSource) else [first]
     if out is None:
-        stem = f"{path.resolve().name}-episode-{source.episodes[scene]:04d}"
+        stem = f"{path.resolve().name}-episode-{source.episodes[first]:04d}"
         out = Path(stem + FORMATS[form])
-    write(source.load(scene), out)
-    return out
+    files = []
+    for scene in scenes:
+        plan = f"-{source.titles[scene]}" if len(scenes) > 1 else ""
+        file = out.with_name(f"{out.stem}{plan}{out.suffix}")
+        recording = source.load(scene)
+        write(recording, file)
+        print(f"wrote {file}: {recording.title}", flush=True)
+        files.append(file)
+    return tuple(files)

@@ -28,7 +28,7 @@ def render_page(recording: Recording, *, frames_per_second: float = 4.0) -> str:
 
     Args:
       recording: what to show; of truth and prediction, the prediction.
-      frames_per_second: how quickly it plays.
+      frames_per_second: how quickly it plays; frames that are left out take their time too.
 
     Returns:
       HTML.
@@ -39,7 +39,7 @@ def render_page(recording: Recording, *, frames_per_second: float = 4.0) -> str:
         serializer = server.get_scene_serializer()
         for time in range(recording.num_times):
             view.draw(time, shown=layers_of(recording)[0], coloring="rendered colour")
-            serializer.insert_sleep(1 / frames_per_second)
+            serializer.insert_sleep(recording.stride / frames_per_second)
         return serializer.as_html()
     finally:
         stop_server(server)

@@ -66,6 +66,11 @@ class Page:
         """Which of the recording's times is drawn."""
         return min(int(self.time.value), self.recording.num_times - 1)
 
+    @property
+    def pause_s(self) -> float:
+        """How long a time is drawn while it plays [s]; frames that are left out take theirs too."""
+        return self.recording.stride / self._rate.value
+
     def _lay_out(self) -> None:
         gui = self.server.gui
         self._status = gui.add_text("status", "ready", disabled=True)
@@ -208,7 +213,7 @@ class Page:
                 client.gui.add_button("Close").on_click(lambda _: shown.close())
 
     def _play(self) -> None:
-        while not self._stopping.wait(1 / self._rate.value):
+        while not self._stopping.wait(self.pause_s):
             if self.playing.value:
                 self.time.value = (int(self.time.value) + 1) % self.recording.num_times
                 self.redraw()

@@ -68,6 +68,7 @@ class Recording:
       workspace: lower and upper corner of the box that is modelled [m].
       layers: `TRUTH`, `PREDICTION` or both; a truth that is unknown is not there.
       ssim: of the prediction against the truth, where both are there.
+      stride: frames from one time to the next; with more than 1, those between are left out.
     """
 
     title: str
@@ -80,6 +81,7 @@ class Recording:
     workspace: tuple[Sequence[float], Sequence[float]]
     layers: Mapping[str, Layer]
     ssim: Float[np.ndarray, "t v"] | None = None
+    stride: int = 1
 
     @property
     def num_times(self) -> int:
@@ -91,16 +93,20 @@ class Recording:
         """The time at which a prediction begins."""
         return self.num_observed - 1
 
+    def frame(self, time: int) -> int:
+        """Return the number of a time's frame, counted from the first time's."""
+        return time * self.stride
+
     def time_s(self, time: int) -> float:
         """Return seconds since the last observation, or since the start where all is observed."""
         first = self.last_observed if PREDICTION in self.layers else 0
-        return (time - first) / self.rate_hz
+        return self.frame(time - first) / self.rate_hz
 
     def describe(self, time: int) -> str:
         """Say what a time is, such as `rollout step 2 (+1.5 s)`."""
         seconds = f"{self.time_s(time):+.1f} s"
         if PREDICTION not in self.layers:
-            return f"frame {time} ({seconds})"
+            return f"frame {self.frame(time)} ({seconds})"
         if time < self.num_observed:
             return f"observed frame {time + 1} of {self.num_observed} ({seconds})"
         return f"rollout step {time - self.num_observed} ({seconds})"

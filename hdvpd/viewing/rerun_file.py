@@ -5,7 +5,6 @@ is the number of the frame. The layout that opens with the file: three dimension
 prediction of the first camera, and SSIM below them.
 """
 
-import os
 import uuid
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import numpy as np
 import rerun
 import rerun.blueprint as layout
 
-from hdvpd.basics.files import explain_write_errors
+from hdvpd.basics.files import explain_write_errors, write
 from hdvpd.viewing.recording import PREDICTION, Layer, Recording
 
 TIMELINE = "step"
 _QUALITY = 90  # of JPEG
 _POINT_M, _JOINT_M, _BONE_M = 0.003, 0.008, 0.004
 _ORANGE, _BLUE = (255, 140, 0), (60, 120, 220)
+_REMEDY = "Free some space or permit writing there, then export again."
 
 
 def write_rerun(recording: Recording, file: Path) -> None:
@@ -32,31 +32,30 @@ def write_rerun(recording: Recording, file: Path) -> None:
     Raises:
       UserError: the disk is full or not writable.
     """
-    aside = file.with_name(f".partial-{file.name}-{os.getpid()}")
+    with explain_write_errors(file, _REMEDY):
+        file.parent.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid5(uuid.NAMESPACE_URL, f"hdvpd/{recording.title}")
     stream = rerun.RecordingStream("hdvpd", recording_id=name)
     stream.set_log_time_enabled(False)
     stream.set_log_tick_enabled(False)
-    with explain_write_errors(file, "Free some space or permit writing there, then export again."):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside.touch()  # rerun reports a refusal too late, and not by an OSError
-        try:
-            stream.save(aside, default_blueprint=_layout(recording))
-            stream.send_recording_name(recording.title)
-            _log_still(stream, recording)
-            for time in range(recording.num_times):
-                stream.set_time(TIMELINE, sequence=step_of(recording, time))
-                _log_time(stream, recording, time)
-            stream.flush()
-            stream.disconnect()
-            aside.replace(file)
-        finally:
-            aside.unlink(missing_ok=True)
+    # In memory: writing files itself, rerun reports a full disk by a RuntimeError without its
+    # reason, or, where the last few hundred kilobytes do not fit, not at all.
+    held = stream.memory_recording()
+    stream.send_blueprint(_layout(recording), make_active=False, make_default=True)
+    stream.send_recording_name(recording.title)
+    _log_still(stream, recording)
+    for time in range(recording.num_times):
+        stream.set_time(TIMELINE, sequence=step_of(recording, time))
+        _log_time(stream, recording, time)
+    write(file, held.drain_as_bytes(), _REMEDY)
+    stream.disconnect()
 
 
 def step_of(recording: Recording, time: int) -> int:
     """Return the place of a time on the timeline."""
-    return time - recording.num_observed if PREDICTION in recording.layers else time
+    if PREDICTION in recording.layers:
+        return time - recording.num_observed
+    return recording.frame(time)
 
 
 def _layout(recording: Recording) -> layout.Blueprint:

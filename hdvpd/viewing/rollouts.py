@@ -12,6 +12,9 @@ import numpy as np
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Camera, RgbdFrames, RobotPoints
 from hdvpd.data.windows import OBSERVED_FRAMES
+from hdvpd.training.checkpoint_folder import find_damage
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.training.run_folder import RunFolder
 from hdvpd.viewing.editing import Edit
 from hdvpd.viewing.models import ModelSource, cameras_of, scores
 from hdvpd.viewing.recording import PREDICTION, TRUTH, Layer, Recording, bones
@@ -44,7 +47,10 @@ class RolloutSource(ModelSource):
                 "earlier hdvpd. Write the rollout again with `hdvpd rollout` or `hdvpd plan`."
             ) from error
         self._state = State.load(folder / STATE_FILE)
-        self.world = load(run, step)
+        try:
+            self.world = load(run, step)
+        except UserError as error:
+            raise UserError(_why_not_repeated(folder, run, step) or str(error)) from error
         self.titles, self._plans = tuple(names), tuple(folder / name for name in names)
         self.episodes = (self._state.episode,) * len(names)
 
@@ -100,3 +106,27 @@ class RolloutSource(ModelSource):
         far = self.trained.config.render.far
         particles = seen_particles(frames, self.trained.workspace, far)
         return Layer(particles, np.asarray(frames.rgb), np.asarray(frames.depth_m))
+
+
+def _why_not_repeated(folder: Path, run: Path, step: int) -> str | None:
+    """Say why a rollout's model cannot be loaded, and what to do; no flag chooses another one.
+
+    Returns:
+      Whole sentences; None if neither the run nor the checkpoint is gone or damaged.
+    """
+    again = "write the rollout again with `hdvpd rollout` or `hdvpd plan`."
+    found = RunFolder.search(run)
+    if found is None:
+        return (
+            f"{folder} was rolled out by the run {run}, which is not there. If it was moved, write "
+            f"its new place as `run` into {folder / ROLLOUT_FILE}; else {again}"
+        )
+    store = CheckpointStore(found.path)
+    there = step in store.steps()
+    fault = find_damage(store.path / str(step)) if there else "it is not there"
+    if fault is None:
+        return None
+    return (
+        f"{folder} was rolled out by checkpoint {step} of {run}, which cannot be read: {fault}. "
+        f"Restore it from a copy, or {again}"
+    )

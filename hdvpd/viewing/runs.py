@@ -1,8 +1,10 @@
 """Recordings of a run: its model's rollouts of recorded or of one's own actions."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
@@ -134,10 +136,11 @@ class RunSource(ModelSource):
             return self._imagined(index, self.world.rollout(state, plan))
         steps = self._length - OBSERVED_FRAMES
         points = self.world.recorded_points(self.dataset, number, start, steps)
-        future = self.world.rollout_points(state, points)
+        batch = read_window(self.dataset, number, start, self._length, self.config.data)
+        went = jax.tree.map(lambda x: x[OBSERVED_FRAMES:], batch.frames.camera)
+        future = dataclasses.replace(self.world.rollout_points(state, points), seen_from=went)
         if edits:
             return self._imagined(index, future)
-        batch = read_window(self.dataset, number, start, self._length, self.config.data)
         layers = {
             TRUTH: self._truth(batch),
             PREDICTION: self.predicted(future, batch.frames.camera),

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from hdvpd.basics.errors import UserError
 from hdvpd.viewing.offline import start_server, stop_server
@@ -85,8 +86,10 @@ def serve(source: AbstractSource, host: str, port: int) -> int:
 
     Raises:
       UserError: see `served`.
+      KeyboardInterrupt: Ctrl-C came before the page was up; SIGTERM ends the process then.
     """
     stopped, received = threading.Event(), 0
+    before: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal received
@@ -94,9 +97,11 @@ def serve(source: AbstractSource, host: str, port: int) -> int:
         received = number
         stopped.set()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with served(source, host, port) as page:
+            # Not earlier: nobody looks at the event while the first scene is rolled out.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, stop)
             print(f"showing {source.name} at http://{host}:{page.server.get_port()}", flush=True)
             print("Ctrl-C stops it", flush=True)
             stopped.wait()

@@ -1,6 +1,7 @@
 """Where recordings come from; here the episodes of a data set, in `runs.py` those of a run."""
 
 import abc
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +13,18 @@ from hdvpd.basics.types import Float, RgbdFrames, UInt8
 from hdvpd.config import DataConfig
 from hdvpd.data.arrays import LINKS
 from hdvpd.data.kinematics import kinematic_points
+from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
-from hdvpd.data.windows import read_window
+from hdvpd.data.windows import OBSERVED_FRAMES, read_window
 from hdvpd.encoders.particles import visible_points
 from hdvpd.viewing.editing import Edit, edit_particles
 from hdvpd.viewing.recording import TRUTH, Layer, Particles, Recording, bones, pack
 
 MAX_PARTICLES = 32768
 """Seen points of a time that are shown, at most: as many as the paper's model has particles."""
+MAX_PIXELS = 100_000_000
+"""Of an episode that are shown, at most, over all cameras: 162 frames of two of 480x640. One takes
+7 bytes, and up to 16 more for the points that are lifted from it; reading takes as much again."""
 
 
 class AbstractSource(abc.ABC):
@@ -64,7 +69,10 @@ class AbstractSource(abc.ABC):
 
 
 class DatasetSource(AbstractSource):
-    """The episodes of a data set, as they were seen and measured."""
+    """The episodes of a data set, as they were seen and measured.
+
+    Of an episode that is too long to be held (`MAX_PIXELS`), evenly spaced frames are shown.
+    """
 
     def __init__(self, path: Path, episode: int | None = None) -> None:
         """Open the data set.
@@ -78,33 +86,60 @@ class DatasetSource(AbstractSource):
         """
         self.dataset = Dataset(path)
         self.name = str(path)
-        shown = self.dataset.episodes if episode is None else [self.dataset.episode(episode)]
-        self.titles = tuple(f"episode {e.number}, {e.task} ({e.split})" for e in shown)
-        self.episodes = tuple(e.number for e in shown)
         camera = self.dataset.info.cameras[self.dataset.cameras[0]]
         self._config = DataConfig(path=str(path), height=camera.height, width=camera.width)
+        shown = self.dataset.episodes if episode is None else [self.dataset.episode(episode)]
+        self.titles = tuple(map(self._title, shown))
+        self.episodes = tuple(e.number for e in shown)
+
+    def _title(self, episode: EpisodeInfo) -> str:
+        title = f"episode {episode.number}, {episode.task} ({episode.split})"
+        stride = self._stride(episode)
+        if stride == 1:
+            return title
+        return f"{title}, frames 0, {stride}, {2 * stride} ... of {episode.length}"
+
+    def _stride(self, episode: EpisodeInfo) -> int:
+        """Return how many frames further the next one is that is shown."""
+        size = len(self.dataset.cameras) * self._config.height * self._config.width
+        return math.ceil(episode.length / max(MAX_PIXELS // size, 1))
 
     def load(self, index: int, edits: Sequence[Edit] = ()) -> Recording:
         """Read an episode; edits change its particles at every time."""
         episode = self.dataset.episode(self.episodes[index])
-        batch = read_window(self.dataset, episode.number, 0, episode.length, self._config)
-        links = self.dataset.read(episode.number, LINKS)[..., :3, 3]
+        stride = self._stride(episode)
+        frames = self._frames(episode, stride)
+        links = self.dataset.read(episode.number, LINKS)[::stride, :, :3, 3]
         skeleton = self.dataset.robot.skeleton
         workspace = self.dataset.workspace_min, self.dataset.workspace_max
-        particles = seen_particles(batch.frames, workspace, np.inf)
+        particles = seen_particles(frames, workspace, np.inf)
         for edit in edits:
             particles = edit_particles(particles, edit)
         return Recording(
             title=self.titles[index],
             rate_hz=self.dataset.rate_hz,
-            num_observed=episode.length,
+            num_observed=len(links),
             cameras=self.dataset.cameras,
-            camera=batch.frames.camera,
+            camera=frames.camera,
             robot=np.asarray(kinematic_points(links, skeleton), np.float32),
             bones=bones(skeleton),
             workspace=workspace,
-            layers={TRUTH: seen_layer(batch.frames, particles)},
+            layers={TRUTH: seen_layer(frames, particles)},
+            stride=stride,
         )
+
+    def _frames(self, episode: EpisodeInfo, stride: int) -> RgbdFrames:
+        """Read every so many-th frame of an episode, axes (t v)."""
+        number, length = episode.number, episode.length
+        if stride == 1:
+            return read_window(self.dataset, number, 0, length, self._config).frames
+        read = []
+        for frame in range(0, length, stride):
+            start = min(frame, length - OBSERVED_FRAMES)  # no window is shorter
+            window = read_window(self.dataset, number, start, OBSERVED_FRAMES, self._config)
+            # Copied, for a view would keep the other frame too.
+            read.append(jax.tree.map(lambda x, row=frame - start: x[row].copy(), window.frames))
+        return jax.tree.map(lambda *x: np.stack(x), *read)
 
 
 def seen_particles(
