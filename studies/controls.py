@@ -44,7 +44,7 @@ def seen_surface(trial: Trial, robot: Robot, num_particles: int = 2048) -> State
     return State(
         previous=clouds[0],
         current=clouds[1],
-        colors=np.zeros((num_particles, 3), np.uint8),
+        colors=np.zeros((int(clouds[1].mask.sum()), 3), np.uint8),
         robot=robot.points(trial.joints),
         joints=trial.joints,
         cameras=trial.cameras,

@@ -3,6 +3,7 @@ import ctypes.util
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def test_report_covers_everything_and_succeeds() -> None:
     for topic in ("python", "device", "machine", "disk", "EGL", *CORE, *OPTIONAL):
         assert any(line.split()[1] == topic for line in done.stdout.splitlines()[:-1] if line)
     assert done.stdout.splitlines()[-1].endswith("found.")
+
+
+def test_every_extra_of_use_is_reported() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"]) - {"all", "cuda", "dev"}
+    assert {extra for _, extra, _ in OPTIONAL.values()} == extras
 
 
 def test_every_complaint_has_a_remedy(monkeypatch: Patch) -> None:

@@ -153,7 +153,8 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
     }
     (run / "eval").mkdir()
     (run / "eval" / "metrics.json").write_text(json.dumps(summary))
-    assert command(["model", "pack", str(run), "--out", str(out)]) == 0
+    for _ in range(2):  # its own card may be replaced
+        assert command(["model", "pack", str(run), "--out", str(out)]) == 0
     card = out.with_suffix(".md").read_text()
     parts = ["# tiny", "`write_synthetic_dataset`", "0.750 \u00b1 0.010", "## Limits", "Apache-2.0"]
     code = f"- code: {RunFolder(run).code()}\n"
@@ -162,6 +163,12 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
     (run / "eval" / "metrics.json").write_text(json.dumps(summary | {"checkpoint_step": 6}))
     assert command(["model", "pack", str(run), "--out", str(out)]) == 2
     assert "is of checkpoint 6, but 7 is packed" in capsys.readouterr().err
+    own = tmp_path / "README.md"
+    own.write_text("# Mine\n\n## Numbers\n")
+    assert command(["model", "pack", str(run), "--out", str(own.with_suffix(".zip"))]) == 2
+    assert f"would replace {own}, which is no model card" in capsys.readouterr().err
+    assert own.read_text() == "# Mine\n\n## Numbers\n"
+    assert not own.with_suffix(".zip").exists()
     for name in (".", "tiny.md"):
         assert command(["model", "pack", str(run), "--out", name]) == 2
         assert "a packed model is a .zip file" in capsys.readouterr().err

@@ -22,12 +22,13 @@ needed("mujoco")
 
 import hdvpd  # noqa: E402
 from hdvpd.planning import command as planning  # noqa: E402
-from hdvpd.planning.costs import GoalPlace, Lift  # noqa: E402
+from hdvpd.planning.costs import GoalPlace, Lift, object_rows  # noqa: E402
 from hdvpd.planning.gradients import GradientPlanner, make_pull_back  # noqa: E402
-from hdvpd.planning.planner import Planner  # noqa: E402
+from hdvpd.planning.planner import Plan, Planner  # noqa: E402
 from hdvpd.planning.skills import Grasp, Push  # noqa: E402
 from hdvpd.planning.solvers import ICEM  # noqa: E402
-from hdvpd.planning.trials import begin_trial, skill  # noqa: E402
+from hdvpd.planning.trials import Outcome, begin_trial, skill  # noqa: E402
+from hdvpd.world.future import Future  # noqa: E402
 from hdvpd.world.state import near  # noqa: E402
 from studies import resumable  # noqa: E402
 from studies.__main__ import PROGRAM, Study  # noqa: E402
@@ -95,6 +96,29 @@ def test_a_plan_is_written_with_its_prediction_and_its_outcome(plan_folder):
     end = again.execute(targets.astype(np.float64))[-1, :2, 3]
     off = np.linalg.norm(end - np.asarray(told["goal"]))
     assert told["true_cost"][-1] == pytest.approx(off, abs=1e-9)
+
+
+def test_the_expected_rise_is_that_of_the_predicted_future(trial, state):
+    can = dataclasses.replace(trial, task="can")  # a can in the place of the block
+    rows = object_rows(state, can.place)
+    clouds = jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], 2, axis=0), state.current)
+    still = Future(
+        start=state,
+        clouds=clouds,
+        robot=state.robot,
+        expected=state.robot,
+        joint_targets=None,
+        kinematics=None,
+        render_cloud=lambda *_: pytest.fail("nothing is rendered"),
+    )
+    for rise in (0.2, -0.03):
+        positions = clouds.positions.copy()
+        positions[-1, rows, 2] += rise
+        future = dataclasses.replace(still, clouds=dataclasses.replace(clouds, positions=positions))
+        cost = max(planning.LIFT_M - rise, 0.0)
+        plan = Plan(np.zeros((2, 16)), cost, (cost,), (cost,), ICEM().start(1, 4), future, 1.0)
+        told = planning._report(can, Outcome("can", np.zeros(2)), plan, None)["told"]
+        assert told.startswith(f"rise of the can: {rise:.3f} m expected")
 
 
 def test_mistakes_are_one_message(world, arms_run, tmp_path, capsys, monkeypatch):

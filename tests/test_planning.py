@@ -121,6 +121,11 @@ def test_a_warm_start_begins_where_the_last_plan_goes_on():
     np.testing.assert_array_equal(shifted.mean[:3], search.mean[1:])
     np.testing.assert_array_equal(shifted.mean[3], search.mean[3])
     assert (shifted.std >= 0.4).all()
+    for done in (4, 7):  # all of it, and more
+        over = search.shifted(done, std=0.4)
+        np.testing.assert_array_equal(over.mean, np.repeat(search.mean[3:], 4, axis=0))
+        assert over.std.shape == search.std.shape
+        assert over.elites.shape == search.elites.shape
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_tools import edit_json
+from data_tools import edit_json, replace_array
 from extras import needed
 from import_sources import URDF, tool_poses
 
@@ -14,13 +14,14 @@ from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
 from hdvpd.data import adding_robot, corrections, setup, writer
 from hdvpd.data.calibration import calibrate
-from hdvpd.data.corrections import Corrections
+from hdvpd.data.corrections import Corrections, JointCorrection
 from hdvpd.data.importers.robot_model import Joint, RobotModel
 from hdvpd.data.robot import Robot, describe_robot, read_robot
 from hdvpd.data.simulation import bimanual, clip, scene, synthetic
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
 from hdvpd.training import packed
+from hdvpd.world.actions import too_fast
 
 mujoco = needed("mujoco")
 FILE = Path("robot.json")
@@ -93,6 +94,40 @@ def test_a_run_knows_robot_cameras_and_pace(small_run, synthetic_dataset):
     assert (found.max_step >= np.max(steps, axis=0) - 1e-6).all()
     (_, pose) = synthetic.camera("cam1", 32, 40)
     np.testing.assert_allclose(found.cameras["cam1"].camera_to_world, pose, atol=1e-6)
+
+
+def test_what_a_lagging_robot_was_told_is_no_extrapolation(synthetic_dataset, tmp_path):
+    path = Path(shutil.copytree(synthetic_dataset, tmp_path / "lagging"))
+    names = "robot/joint_positions", "robot/joint_targets"
+    for episode in Dataset(path).split("train"):
+        values = Dataset(path).read(episode.number, names[0])
+        replace_array(path, episode.number, names[0], values - np.float32([0.3, 0, 0]))
+    dataset = Dataset(path)
+    found = setup.parse_setup(setup.describe_setup(dataset), FILE)
+    for episode in dataset.split("train"):
+        positions, targets = (dataset.read(episode.number, name) for name in names)
+        for start in range(episode.length - 1):
+            assert too_fast(found, positions[start], targets[start:]) == ""
+    far = positions[0] + np.float32([1.2, 0, 0])
+    assert "'shoulder' is told to move 1.2" in too_fast(found, positions[0], far[None])
+
+
+def test_a_run_knows_what_calibration_adds_to_joints(synthetic_dataset, tmp_path):
+    path = Path(shutil.copytree(synthetic_dataset, tmp_path / "calibrated"))
+    raw = Dataset(path).read(0, "robot/joint_positions")
+    moves = JointCorrection(0.05, "elbow", ("elbow", "tcp"), np.array([0, 0, 1.0, 0, 0, 0]))
+    found = Corrections(joints={"elbow": moves})
+    writer.write_json(path / corrections.FILE_NAME, found.as_plain())
+    copy = tmp_path / "copy"
+    calibrate.write_corrected(path, copy, found)
+    for dataset in (Dataset(path), Dataset(copy)):
+        described = json.loads(json.dumps(setup.describe_setup(dataset)))
+        offsets = setup.parse_setup(described, FILE).joint_offsets
+        np.testing.assert_allclose(offsets, [0, 0.05, 0])
+        joints = dataset.read(0, "robot/joint_positions")
+        np.testing.assert_allclose(raw + offsets, joints, atol=1e-6)
+    del described["joint_offsets"]  # as earlier versions wrote it
+    np.testing.assert_array_equal(setup.parse_setup(described, FILE).joint_offsets, np.zeros(3))
 
 
 @pytest.fixture

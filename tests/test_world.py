@@ -17,6 +17,8 @@ from PIL import Image
 import hdvpd
 from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
+from hdvpd.data import corrections, writer
+from hdvpd.data.corrections import Corrections, JointCorrection
 from hdvpd.data.pinhole import scale_intrinsics
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import read_window
@@ -72,7 +74,7 @@ def test_shapes_and_types_are_as_documented(small_world, state, future):
     frames = future.render("cam0")
     assert frames.shape == (STEPS, 16, 20, 3)
     assert frames.dtype == np.uint8
-    assert state.colors.shape == (particles, 3)
+    assert future.colors.shape == (particles, 3)
     assert list(state.cameras) == list(small_world.cameras) == ["cam0", "cam1"]
     np.testing.assert_allclose(
         small_world.cameras["cam1"].intrinsics, state.cameras["cam1"].intrinsics
@@ -199,10 +201,24 @@ _MISTAKES = {
 def test_particles_carry_the_colour_they_were_seen_in(state):
     frames = state.frames
     seen = {tuple(color) for color in np.asarray(frames.rgb[1]).reshape(-1, 3)}
-    colors = {tuple(color) for color in state.colors[state.current.mask]}
+    colors = {tuple(color) for color in state.colors}
     assert colors <= seen
     assert len(colors) > 10
-    assert (state.colors[~state.current.mask] == 0).all()
+
+
+def test_colours_belong_to_positions_whatever_is_edited(state, small_world, targets, tmp_path):
+    known = dict(zip(map(tuple, state.positions), map(tuple, state.colors), strict=True))
+    box = hdvpd.inside((0.1, -0.6, -0.1), (0.6, 0.6, 0.6))
+    without, only = state.remove(box), state.keep(box)
+    without.save(tmp_path / "without.npz")
+    read = hdvpd.State.load(tmp_path / "without.npz")
+    for edited in (without, only, without.merge(only), without.thinned(30), read):
+        pairs = zip(map(tuple, edited.positions), map(tuple, edited.colors), strict=True)
+        assert all(known[place] == color for place, color in pairs)
+    future = small_world.rollout(without, targets)
+    np.testing.assert_array_equal(future.colors[future.mask], without.colors)
+    assert (future.colors[~future.mask] == 0).all()
+    assert not future.mask.all()
 
 
 def test_editing_by_place_changes_both_clouds(state):
@@ -270,6 +286,8 @@ def test_another_seed_draws_other_particles(small_world, state, synthetic_datase
     [
         (lambda s: s.remove(hdvpd.near((5.0, 5.0, 5.0), 0.1)), "No particle of the state lies"),
         (lambda s: s.move(hdvpd.inside((-9.0,) * 3, (9.0,) * 3), (1.0, 2.0)), r"shape \(2,\)"),
+        (lambda s: s.thinned(0), r"thinned\(0\) would keep no particle"),
+        (lambda s: s.thinned(-3), r"thinned\(-3\) would keep no particle"),
         (lambda s: s.save("particles.obj"), r"\.npz or \.ply"),
         (lambda s: hdvpd.State.load("nothing.npz"), "cannot be read as particles"),
         (lambda s: hdvpd.look_at((0.0, 0.0, 1.0), (0.0, 0.0, 0.0), size=(8, 8)), "upright"),
@@ -304,7 +322,7 @@ def test_point_clouds_are_read_by_others(state, tmp_path):
     cloud = open3d.io.read_point_cloud(str(tmp_path / "state.ply"))
     np.testing.assert_allclose(np.asarray(cloud.points), state.positions, atol=1e-7)
     colors = np.rint(np.asarray(cloud.colors) * 255)
-    np.testing.assert_array_equal(colors, state.colors[state.current.mask])
+    np.testing.assert_array_equal(colors, state.colors)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +330,7 @@ def test_point_clouds_are_read_by_others(state, tmp_path):
     [
         (np.zeros((2, 4)), r"shape \(2, 4\) does not fit; the robot has 3 joints"),
         (np.zeros(3), "does not fit"),
+        (np.zeros((1, 1, 1, 3)), "does not fit"),
         (np.zeros((0, 3)), "does not fit"),
         ([[0, 0, 0], [0, np.inf, 0]], "'elbow' in row 1 is NaN or infinite"),
         ([[0, 0, 0], [0, 2.5, 0]], r"'elbow' is told to go to 2.5 rad in row 1.*-1.5 to 2"),
@@ -320,6 +339,73 @@ def test_point_clouds_are_read_by_others(state, tmp_path):
 def test_impossible_targets_get_one_message(small_world, state, values, words):
     with pytest.raises(UserError, match=words):
         small_world.rollout(state, np.asarray(values, np.float32))
+
+
+def test_impossible_sizes_get_one_message(small_world, state, targets, future):
+    with pytest.raises(UserError, match=r"chunk=0.*1 or more"):
+        small_world.rollout(state, targets, chunk=0)
+    above = hdvpd.look_at((0.9, 0.1, 0.7), (0.0, 0.0, 0.0), size=(16, 20))
+    for camera, size in (("cam0", (0, 10)), (above, (0, 10)), ("cam0", (10, -1))):
+        for render in (functools.partial(small_world.render, state), future.render):
+            with pytest.raises(UserError, match=r"size=.* is none of an image"):
+                render(camera, size)
+
+
+@pytest.fixture
+def copied(synthetic_dataset, tmp_path):
+    """A data set to be calibrated."""
+    return Path(shutil.copytree(synthetic_dataset, tmp_path / "copied"))
+
+
+def correct(data, **what):
+    """Calibrate a data set as `hdvpd data calibrate` would."""
+    writer.write_json(data / corrections.FILE_NAME, Corrections(**what).as_plain())
+
+
+def test_a_robot_that_was_moved_since_the_training_does_not_jump(
+    small_world, small_run, copied, tmp_path, targets
+):
+    base = np.eye(4)
+    base[1, 3] = 0.1
+    correct(copied, robot=base)
+    state = small_world.state_from(copied, EPISODE)
+    words = r"10\.0 cm away.*setup\.json.*can be rolled out"
+    for start in (state, state.thinned(40)):
+        with pytest.raises(UserError, match=words) as told:
+            small_world.rollout(start, targets)
+        assert str(small_run) in str(told.value)
+        assert str(copied) in str(told.value)
+    state.save(tmp_path / "state.npz")
+    with pytest.raises(UserError, match=r"10\.0 cm away"):
+        small_world.rollout(hdvpd.State.load(tmp_path / "state.npz"), targets)
+    # What was recorded goes on from where the robot is.
+    recorded = small_world.recorded_points(copied, EPISODE, 0, STEPS)
+    assert len(small_world.rollout_points(state, recorded)) == STEPS
+    base[1, 3] = 0.005  # as far as a model may be off
+    correct(copied, robot=base)
+    near = small_world.state_from(copied, EPISODE)
+    assert len(small_world.rollout(near, targets)) == STEPS
+
+
+def test_joints_that_were_corrected_since_the_training_are_where_the_model_has_them(
+    small_world, copied
+):
+    moves = {"shoulder": ("base", "elbow", "tcp"), "elbow": ("elbow", "tcp")}
+    found = {
+        joint: JointCorrection(0.2, links[0], links, np.array([0, 0, 1.0, 0, 0, 0]))
+        for joint, links in moves.items()
+    }
+    before = small_world.state_from(copied, EPISODE)
+    correct(copied, joints=found)
+    state = small_world.state_from(copied, EPISODE)
+    assert np.abs(state.kinematic_points - before.kinematic_points).max() > 0.05
+    assert len(small_world.rollout(state, state.joints[-1:])) == 1
+
+
+def test_a_state_of_a_robot_with_other_joints_is_refused(small_world, state, targets):
+    other = dataclasses.replace(state, joints=np.zeros((2, 5)))
+    with pytest.raises(UserError, match=r"a robot with 3 joints, the data set .* one with 5"):
+        small_world.rollout(other, targets)
 
 
 def test_faster_than_any_training_data_is_told_with_the_number(small_world, state):

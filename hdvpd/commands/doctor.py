@@ -53,6 +53,7 @@ OPTIONAL = {
     "pykeops": ("pykeops", "keops", "neighbour search `keops`"),
     "viser": ("viser", "view", "`hdvpd view`, `hdvpd export --format html`"),
     "rerun-sdk": ("rerun", "rerun", "`hdvpd export --format rerun`"),
+    "gymnasium": ("gymnasium", "gym", "`hdvpd.make_env`"),
     "tensorboardX": ("tensorboardX", "tensorboard", "train.tensorboard"),
     "networkx": ("networkx", "studies", "`python -m studies` and the tests"),
     "scikit-learn": ("sklearn", "vision", "images of `python -m studies vision`"),

@@ -11,6 +11,8 @@ from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.config.experiments import load_config
 
+_CARD_HEADINGS = {"## Numbers", "## Limits", "## Departures from the paper"}
+
 
 def _flags() -> Any:
     return config_flags(
@@ -101,11 +103,16 @@ class Pack(AbstractCommand):
                 f"--out {self.out}: a packed model is a .zip file, and its card lies beside it; "
                 "give a name such as mine.zip."
             )
+        page = self.out.with_suffix(".md")
+        if page.exists() and not _is_card(page):
+            raise UserError(
+                f"--out {self.out}: the card would replace {page}, which is no model card. Choose "
+                "another name, or move that page away."
+            )
         step = store.sound_step(self.step)
         config, _, progress = store.read_origin(step)
         card = write_card(self.run_dir, config, self.out.stem, step, progress["dataset"])
         pack(self.run_dir, self.out, step)
-        page = self.out.with_suffix(".md")
         write(page, card, "Free some space or choose another --out.")
         print(f"model  {self.out} ({self.out.stat().st_size:,} bytes)\ncard   {page}")
 
@@ -130,3 +137,11 @@ class Unpack(AbstractCommand):
 
         unpack(self.file, self.out)
         print(f"run    {self.out}")
+
+
+def _is_card(page: Path) -> bool:
+    """Say whether a page has the headings of the cards that `Pack` writes."""
+    try:
+        return set(page.read_text(errors="replace").splitlines()) >= _CARD_HEADINGS
+    except OSError:
+        return False

@@ -29,8 +29,10 @@ class Setup:
     Attributes:
       rate_hz: control steps per second.
       joints: names, in the order of joint arrays.
-      max_step: the largest change that was ever commanded in one control step, by joint, in the
-        training data; infinite where nothing is known.
+      max_step: the farthest that a joint was ever told to go in one control step of the training
+        data, from where it was told to be before or from where it was; infinite where unknown.
+      joint_offsets: what the calibration of the data adds to joint values as the robot measures and
+        takes them: theirs plus this are those of the data, and of the model. Mostly 0.
       cameras: as they stood in the first frame of the first training episode, by name, for images
         of `sizes`.
       sizes: height and width of each camera's images [px].
@@ -41,6 +43,7 @@ class Setup:
     rate_hz: float
     joints: tuple[str, ...]
     max_step: Float[np.ndarray, "j"]
+    joint_offsets: Float[np.ndarray, "j"]
     cameras: Mapping[str, Camera]
     sizes: Mapping[str, tuple[int, int]]
     mounts: Mapping[str, str]
@@ -71,6 +74,7 @@ def describe_setup(dataset: Dataset) -> dict[str, Any]:
         "rate_hz": dataset.rate_hz,
         "joints": list(dataset.robot.joints),
         "max_step": _largest_steps(dataset, [e.number for e in train]).tolist(),
+        "joint_offsets": _joint_offsets(dataset),
         "cameras": cameras,
         "robot": None if robot is None else robot.description,
     }
@@ -138,11 +142,13 @@ def parse_setup(raw: Mapping[str, Any], file: Path) -> Setup:
       UserError: the robot model is of another format.
       KeyError: something is missing.
     """
-    cameras = raw["cameras"]
+    cameras, joints = raw["cameras"], tuple(raw["joints"])
     return Setup(
         rate_hz=float(raw["rate_hz"]),
-        joints=tuple(raw["joints"]),
+        joints=joints,
         max_step=np.array(raw["max_step"], np.float64),
+        # Setups of earlier versions have none.
+        joint_offsets=np.array(raw.get("joint_offsets", [0.0] * len(joints)), np.float64),
         cameras={
             name: Camera(
                 np.array(camera["intrinsics"], np.float32),
@@ -157,11 +163,25 @@ def parse_setup(raw: Mapping[str, Any], file: Path) -> Setup:
 
 
 def _largest_steps(dataset: Dataset, episodes: list[int]) -> Float[np.ndarray, "j"]:
-    """Return the largest change per joint from where it is to where it is told to be next."""
+    """Return how far each joint is told to go at most, from its last target or from where it is.
+
+    A robot that lags is told to go farther from where it is than from one target to the next, and
+    a plan begins where the robot is.
+    """
     largest = np.zeros(len(dataset.robot.joints))
     for number in episodes:
         values = dataset.read_many(number, [JOINT_POSITIONS, JOINT_TARGETS])
         positions, targets = values[JOINT_POSITIONS], values[JOINT_TARGETS]
-        between = np.abs(np.diff(targets, axis=0, prepend=positions[:1]))
-        largest = np.fmax(largest, between.max(axis=0))
+        between = np.abs(np.diff(targets, axis=0, prepend=targets[:1]))
+        farther = np.fmax(between, np.abs(targets - positions))
+        largest = np.fmax(largest, farther.max(axis=0))
     return largest
+
+
+def _joint_offsets(dataset: Dataset) -> list[float]:
+    """Return what is added to joints as recorded: by who reads them, or wrote a corrected copy."""
+    names = dataset.robot.joints
+    copied = dataset.info.raw.get("source", {}).get("corrections", {})
+    written = copied.get("robot", {}).get("joints", {})
+    before = np.array([written[name]["offset"] if name in written else 0.0 for name in names])
+    return dataset.corrections.joint_values(before, names).tolist()

@@ -31,7 +31,7 @@ class Search:
         """Return the warm start of the next plan: `knots` are done, the last one is repeated."""
 
         def shift(x: np.ndarray) -> np.ndarray:
-            last = np.repeat(x[..., -1:, :], knots, axis=-2)
+            last = np.repeat(x[..., -1:, :], min(knots, x.shape[-2]), axis=-2)
             return np.concatenate([x[..., knots:, :], last], axis=-2)
 
         spread = np.maximum(shift(self.std), std)

@@ -7,10 +7,14 @@ import numpy as np
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Array, Float
 from hdvpd.data.robot import Robot
-from hdvpd.data.setup import Setup
+from hdvpd.data.setup import SETUP_FILE, Setup
+from hdvpd.world.state import State
 
 SLACK = 1e-3
 """How far a target may lie beyond a joint's limit, in the joint's unit: recorded ones touch it."""
+START_M = 0.01
+"""How far the robot model may put a point from where the data have it: fingers that a gripper's one
+joint stands for are 2 mm off, a base that a calibration moved centimetres."""
 
 
 def check_joints(robot: Robot, values: Float[Array, "..."], what: str = "joint_targets") -> None:
@@ -24,7 +28,7 @@ def check_joints(robot: Robot, values: Float[Array, "..."], what: str = "joint_t
     Raises:
       UserError: another number of joints, no rows, or a value that is not finite.
     """
-    if values.ndim < 2 or values.shape[-1] != len(robot.joints) or not values.size:
+    if values.ndim not in (2, 3) or values.shape[-1] != len(robot.joints) or not values.size:
         raise UserError(
             f"{what}: shape {tuple(values.shape)} does not fit; the robot has "
             f"{len(robot.joints)} joints ({', '.join(robot.joints)}), so rows of "
@@ -62,11 +66,46 @@ def check_actions(robot: Robot, values: Float[Array, "..."], what: str = "joint_
         )
 
 
+def check_start(robot: Robot, state: State, run: Path) -> None:
+    """Require that a robot model has a state's robot where the state's data set has it.
+
+    Joint targets become points by the model, so the robot would jump at the first step else.
+
+    Args:
+      robot: that a run keeps.
+      state: to start from; one that a model predicts, or of arrays, is of the run's own robot.
+      run: its folder, for messages.
+
+    Raises:
+      UserError: the data set is of another robot, or has it elsewhere.
+    """
+    if not state.source or state.joints is None:
+        return
+    recorded = "What was recorded can be rolled out all the same."
+    count = state.joints.shape[-1]
+    if count != len(robot.joints):
+        raise UserError(
+            f"The run {run} is of a robot with {len(robot.joints)} joints, the data set "
+            f"{state.source} of one with {count}: give a run that was trained on it. {recorded}"
+        )
+    placed = robot.points(state.joints[-1:]).positions[0]
+    away = float(np.linalg.norm(placed - state.kinematic_points, axis=-1).max())
+    if away > START_M:
+        raise UserError(
+            f"The run {run} has the robot {100 * away:.1f} cm away from where the data set "
+            f"{state.source} has it at the same joints, so that joint targets would begin with a "
+            "jump. If the data set was calibrated since the training, train again on it, or delete "
+            f"{run / SETUP_FILE}: it is then made anew from the data set that the run's "
+            "config.toml names. If the robot is another or stands elsewhere, give a run that was "
+            f"trained on it. {recorded}"
+        )
+
+
 def too_fast(setup: Setup, start: Float[Array, "j"], values: Float[Array, "*batch j"]) -> str:
     """Say whether targets ask for faster motion than any in the training data.
 
     Args:
-      setup: holds the largest commanded change per control step.
+      setup: holds how far joints were told to go in one control step.
       start: joints where the rollout starts.
       values: joint targets, axes (s) or (b s).
 

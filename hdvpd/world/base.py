@@ -22,7 +22,6 @@ from hdvpd.basics.types import (
     Rendering,
     RgbdFrames,
     RobotPoints,
-    UInt8,
 )
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS
@@ -31,11 +30,11 @@ from hdvpd.data.setup import Setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
 from hdvpd.evaluation.eval import require_scene
-from hdvpd.evaluation.videos import particle_colors, to_uint8
+from hdvpd.evaluation.videos import to_uint8
 from hdvpd.model import Model, render_image
 from hdvpd.training.checkpoints import load_model
-from hdvpd.world.actions import check_actions, check_joints
-from hdvpd.world.frames import as_frames
+from hdvpd.world.actions import check_actions, check_joints, check_start
+from hdvpd.world.frames import as_frames, colors_of
 from hdvpd.world.future import Future, Images
 from hdvpd.world.state import State, find_camera, scaled
 
@@ -149,7 +148,8 @@ class World:
           depth_m: planar depth [m], (2, v, h, w); 0, NaN and inf are invalid.
           cameras: one per view, in order: intrinsics (3, 3) for the images as given and
             camera-to-world pose (4, 4) [m], or both with a leading axis of the two steps.
-          joints: measured values (2, j) in the units and the order of the training data.
+          joints: measured values (2, j) in the units and the order of the training data, with
+            `setup.joint_offsets` added.
           seed: draws the particles; by default `eval.seed`.
 
         Returns:
@@ -194,10 +194,11 @@ class World:
         joints = data.read_many(episode, [JOINT_POSITIONS], start, OBSERVED_FRAMES)
         names = select_cameras(data, self.config.data)
         mounts = {n: data.info.cameras[n].mount for n in names if n in data.moving_cameras}
-        source = (episode, start)
-        return self._encoded(
-            batch.frames, batch.robot, joints[JOINT_POSITIONS], names, mounts, source, seed
+        window = (episode, start)
+        state = self._encoded(
+            batch.frames, batch.robot, joints[JOINT_POSITIONS], names, mounts, window, seed
         )
+        return dataclasses.replace(state, source=data.source_of(episode)[0].title)
 
     def recorded_targets(
         self, dataset: str | Path | Dataset, episode: int, start: int, steps: int
@@ -239,7 +240,8 @@ class World:
         Args:
           state: to start from.
           joint_targets: row k is commanded for predicted step k, in the units and the order of the
-            training data; axes (s j), or (b s j) for several plans.
+            training data, with `setup.joint_offsets` added; axes (s j), or (b s j) for several
+            plans.
           chunk: plans that are computed at once: more take more memory and, on a GPU, less time.
           features: keep the particles' features, without which nothing can be rendered.
           seed: draws what the dynamics draws; by default `eval.seed`.
@@ -248,10 +250,11 @@ class World:
           Predictions, with an axis of plans if the targets have one.
 
         Raises:
-          UserError: targets of another shape, not finite or outside the robot's limits, or no
-            robot model.
+          UserError: targets of another shape, not finite or outside the robot's limits, `chunk` is
+            not positive, no robot model, or one that has the robot elsewhere than the state's data.
         """
         targets = np.asarray(joint_targets, np.float32)
+        check_start(self.robot, state, self.folder)
         check_actions(self.robot, targets)
         future = self.rollout_points(
             state, self.robot.points(targets), chunk=chunk, features=features, seed=seed
@@ -268,6 +271,8 @@ class World:
         seed: int | None = None,
     ) -> Future:
         """Predict along planned kinematic points, axes (s) or (b s); else as `rollout`."""
+        if chunk < 1:
+            raise UserError(f"chunk={chunk}: give how many plans are computed at once, 1 or more.")
         single = points.positions.ndim == 3
         planned = jax.tree.map(lambda x: np.asarray(x)[None] if single else np.asarray(x), points)
         count = planned.positions.shape[0]
@@ -312,7 +317,7 @@ class World:
           size: height and width [px]; by default that of the observed images.
 
         Raises:
-          UserError: there is no camera of that name.
+          UserError: there is no camera of that name, or the size is none.
         """
         view = find_camera(state, camera, size)
         return self._images(state.current, view, size or state.size)
@@ -332,10 +337,10 @@ class World:
         joints: np.ndarray,
         names: Sequence[str],
         mounts: Mapping[str, str],
-        source: tuple[int, int],
+        window: tuple[int, int],
         seed: int | None,
     ) -> State:
-        keys = jax.random.split(self.keys(*source, seed)[0], OBSERVED_FRAMES)
+        keys = jax.random.split(self.keys(*window, seed)[0], OBSERVED_FRAMES)
         clouds = [
             jax.tree.map(
                 np.asarray,
@@ -348,15 +353,15 @@ class World:
         return State(
             previous=clouds[0],
             current=clouds[1],
-            colors=_colors(clouds[1], last),
+            colors=colors_of(clouds[1], last),
             robot=jax.tree.map(np.asarray, robot),
             joints=np.asarray(joints),
             cameras=cameras,
             size=self.size,
             mounts=mounts,
             frames=frames,
-            episode=source[0],
-            start=source[1],
+            episode=window[0],
+            start=window[1],
         )
 
     def keys(self, episode: int, start: int, seed: int | None = None) -> tuple[Any, Any]:
@@ -364,16 +369,6 @@ class World:
         key = jax.random.key(self.config.eval.seed if seed is None else seed)
         encode, roll = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, episode), start))
         return encode, roll
-
-
-def _colors(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "n 3"]:
-    """Look up in the observed images, axes (v), what colour each particle has; 0 for padding."""
-    views = range(len(frames.depth_m))
-    cameras = [jax.tree.map(lambda x, v=v: x[v], frames.camera) for v in views]
-    rgb = np.asarray(frames.rgb, np.float32) / 255.0
-    positions = np.asarray(cloud.positions)
-    colors = particle_colors(positions, rgb, np.asarray(frames.depth_m), cameras)
-    return to_uint8(np.where(cloud.mask[:, None], colors, 0.0))
 
 
 def _in_parallel(piece: Callable[[int], Any], firsts: range) -> list[Any]:

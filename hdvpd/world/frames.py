@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.types import Bool, Camera, RgbdFrames
+from hdvpd.basics.types import Bool, Camera, ParticleCloud, RgbdFrames, UInt8
 from hdvpd.data import checks, resizing
 from hdvpd.data.pinhole import looking_at, scale_intrinsics
 from hdvpd.data.windows import OBSERVED_FRAMES
+from hdvpd.evaluation.videos import particle_colors, to_uint8
 
 
 class _Observation(checks.AbstractPlace):
@@ -89,6 +91,15 @@ def _view(
         depth_m=resizing.resize_depth(np.where(valid, depth_m, np.float32(0)), *size),
         camera=Camera(scaled.astype(np.float32), pose.astype(np.float32)),
     )
+
+
+def colors_of(cloud: ParticleCloud, frames: RgbdFrames) -> UInt8[np.ndarray, "m 3"]:
+    """Look up in the observed images, axes (v), what colour each real particle has."""
+    views = range(len(frames.depth_m))
+    cameras = [jax.tree.map(lambda x, v=v: x[v], frames.camera) for v in views]
+    rgb = np.asarray(frames.rgb, np.float32) / 255.0
+    positions = np.asarray(cloud.positions)[cloud.mask]
+    return to_uint8(particle_colors(positions, rgb, np.asarray(frames.depth_m), cameras))
 
 
 def look_at(

@@ -85,8 +85,8 @@ class Future:
 
     @property
     def colors(self) -> UInt8[np.ndarray, "n 3"]:
-        """The colour in which each particle was last observed."""
-        return self.start.colors
+        """The colour in which each particle was last observed; rows of padding are 0."""
+        return self.start.padded_colors
 
     @property
     def displacements(self) -> Float[np.ndarray, "*batch n 3"]:
@@ -134,7 +134,7 @@ class Future:
           Colours on white, axes (s h w) or (b s h w).
 
         Raises:
-          UserError: the camera is unknown, or the features were not kept.
+          UserError: the camera is unknown, the size is none, or the features were not kept.
         """
         return self.images(camera, size).rgb
 
@@ -249,6 +249,7 @@ class Future:
             cameras={name: self.cameras_over_time(name, len(self))[-1] for name in names},
             frames=None,
             start=self.start.start + len(self),
+            source="",
         )
 
     def cloud(self, step: int) -> ParticleCloud:

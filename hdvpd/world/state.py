@@ -52,7 +52,8 @@ class State:
     Attributes:
       previous: particles of the step before the last, padded; numpy.
       current: particles of the last step.
-      colors: of the particles of `current`, as seen by a camera; 0 for padding.
+      colors: of the real particles of the last step, in the order of `positions`, as seen by a
+        camera.
       robot: measured kinematic points of both steps, axes (2).
       joints: measured joints of both steps, in the units of the data, or None where unknown.
       cameras: by name, as they stood at the last step, for images of `size`.
@@ -61,11 +62,13 @@ class State:
       frames: the two observed steps, axes (2 v) in the order of `cameras`; None if not kept.
       episode: of the data set; with `start` it decides what the dynamics draws.
       start: frame of the episode that is the first of the two.
+      source: title of the data set that has `robot` where it is; empty where that follows from the
+        run's own robot model, or is predicted.
     """
 
     previous: ParticleCloud
     current: ParticleCloud
-    colors: UInt8[np.ndarray, "n 3"]
+    colors: UInt8[np.ndarray, "m 3"]
     robot: RobotPoints
     joints: Float[np.ndarray, "2 j"] | None
     cameras: Mapping[str, Camera]
@@ -74,6 +77,7 @@ class State:
     frames: RgbdFrames | None = None
     episode: int = 0
     start: int = 0
+    source: str = ""
 
     @property
     def positions(self) -> Float[np.ndarray, "m 3"]:
@@ -84,6 +88,13 @@ class State:
     def features(self) -> Float[np.ndarray, "m c"]:
         """Features of the last step's real particles."""
         return np.asarray(self.current.features)[self.current.mask]
+
+    @property
+    def padded_colors(self) -> UInt8[np.ndarray, "n 3"]:
+        """The colours in the rows of `current`; 0 for padding."""
+        rows = np.zeros((len(self.current.mask), 3), np.uint8)
+        rows[self.current.mask] = self.colors
+        return rows
 
     @property
     def kinematic_points(self) -> Float[np.ndarray, "p 3"]:
@@ -154,8 +165,7 @@ class State:
         most = max(int(a.mask.sum() + b.mask.sum()) for a, b in pairs)
         room = max(len(self.current.mask), -(-most // CAPACITY_STEP) * CAPACITY_STEP)
         previous, current = (_joined(a, b, room) for a, b in pairs)
-        own = [self.colors[self.current.mask], other.colors[other.current.mask]]
-        colors = _padded(np.concatenate(own), room)
+        colors = np.concatenate([self.colors, other.colors])
         return dataclasses.replace(
             self, previous=previous, current=current, colors=colors, frames=None
         )
@@ -164,16 +174,20 @@ class State:
         """Keep at most so many particles of each step, drawn evenly: quicker, with coarser images.
 
         Particles are in Z order, so that every k-th of them leaves no part of the scene out.
+
+        Raises:
+          UserError: it would keep none.
         """
+        if count < 1:
+            raise UserError(f"thinned({count}) would keep no particle: give 1 or more.")
         room = min(count, len(self.current.mask))
 
-        def rows_of(cloud: ParticleCloud) -> np.ndarray:
-            rows = np.flatnonzero(cloud.mask)
-            kept = np.linspace(0, len(rows) - 1, min(room, len(rows))).round().astype(int)
-            return rows[kept]
+        def chosen(cloud: ParticleCloud) -> np.ndarray:
+            real = int(cloud.mask.sum())
+            return np.linspace(0, real - 1, min(room, real)).round().astype(int)
 
         def few(cloud: ParticleCloud) -> ParticleCloud:
-            rows = rows_of(cloud)
+            rows = np.flatnonzero(cloud.mask)[chosen(cloud)]
             places, features = np.asarray(cloud.positions)[rows], np.asarray(cloud.features)[rows]
             mask = np.arange(room) < len(rows)
             return ParticleCloud(_padded(places, room), _padded(features, room), mask)
@@ -182,7 +196,7 @@ class State:
             self,
             previous=few(self.previous),
             current=few(self.current),
-            colors=_padded(self.colors[rows_of(self.current)], room),
+            colors=self.colors[chosen(self.current)],
         )
 
     def save(self, file: str | Path) -> None:
@@ -196,12 +210,12 @@ class State:
         file = Path(file)
         if saving.require_suffix(file) == ".ply":
             places, mask = (np.asarray(x) for x in (self.current.positions, self.current.mask))
-            saving.write_ply(file, places, self.colors, mask)
+            saving.write_ply(file, places, self.padded_colors, mask)
             return
         clouds = (("previous", self.previous), ("current", self.current))
         arrays = {f"{name}_{key}": getattr(cloud, key) for name, cloud in clouds for key in _CLOUD}
         arrays |= {f"robot_{key}": getattr(self.robot, key) for key in _ROBOT}
-        arrays["colors"] = self.colors
+        arrays["colors"] = self.padded_colors
         if self.joints is not None:
             arrays["joints"] = self.joints
         for name, camera in self.cameras.items():
@@ -211,10 +225,11 @@ class State:
             "cameras": list(self.cameras),
             "size": list(self.size),
             "mounts": dict(self.mounts),
+            "episode": self.episode,
+            "start": self.start,
+            "source": self.source,
         }
-        saving.write_npz(
-            file, "state", arrays, {**facts, "episode": self.episode, "start": self.start}
-        )
+        saving.write_npz(file, "state", arrays, facts)
 
     @staticmethod
     def load(file: str | Path) -> "State":
@@ -231,7 +246,7 @@ class State:
         return State(
             previous=previous,
             current=current,
-            colors=arrays["colors"],
+            colors=arrays["colors"][current.mask],
             robot=RobotPoints(*(arrays[f"robot_{key}"] for key in _ROBOT)),
             joints=arrays.get("joints"),
             cameras={
@@ -244,6 +259,7 @@ class State:
             mounts=facts["mounts"],
             episode=facts["episode"],
             start=facts["start"],
+            source=facts.get("source", ""),  # not in files of earlier versions
         )
 
     def require(self, place: Place) -> None:
@@ -260,7 +276,7 @@ class State:
             )
 
     def _with(self, previous: ParticleCloud, current: ParticleCloud) -> "State":
-        colors = np.where(current.mask[:, None], self.colors, 0).astype(np.uint8)
+        colors = self.padded_colors[current.mask]
         return dataclasses.replace(
             self, previous=previous, current=current, colors=colors, frames=None
         )
@@ -283,8 +299,12 @@ def find_camera(state: State, camera: str | Camera, size: tuple[int, int] | None
       size: height and width [px]; by default that of the observed images.
 
     Raises:
-      UserError: there is no camera of that name.
+      UserError: there is no camera of that name, or the size is none.
     """
+    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
+        raise UserError(
+            f"size={size} is none of an image: give height and width [px], such as {state.size}."
+        )
     if isinstance(camera, Camera):
         return camera
     if camera not in state.cameras:
