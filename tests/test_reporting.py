@@ -82,6 +82,31 @@ def test_skipped_steps_do_not_enter_the_means() -> None:
     assert average(window[1:2]) == {"loss": None, "nonfinite": 1, "nonfinite_in_row": 1}
 
 
+def test_a_full_disk_is_said_once_and_closing_says_no_more(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MetricsLog(tmp_path / "log", HEADER)
+    report = Reporter(tmp_path, config, start_step=0, console=console(terminal=False))
+    for owner in (log, report):
+        owner.close()
+        monkeypatch.setattr(owner, "_file", Path("/dev/full").open("a"))  # noqa: SIM115
+    log.add(1, step_metrics(1))
+    for write in (lambda: log.write_train(1), lambda: report.write_timing("end")):
+        with pytest.raises(UserError, match="No space left on device"):
+            write()
+    log.close()
+    report.close()
+
+
+def test_a_damaged_first_line_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    write_log(path, 0, 4, [], log_every=2)
+    header, *others = path.read_text().splitlines()
+    path.write_text("\n".join([header[:-9], *others]) + "\n")
+    MetricsLog(path, HEADER, step=4).close()
+    assert path.read_text().splitlines() == [header, *others]
+
+
 def test_a_skipped_step_is_on_disk_at_once(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "log", HEADER)
     log.add(1, {"loss": np.float32(np.nan), "nonfinite": np.int32(1)}, [(3, 2)])

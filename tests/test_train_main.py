@@ -35,6 +35,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Batch
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml, to_toml
+from hdvpd.data import loader
 from hdvpd.data.loader import Loader
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
@@ -256,8 +257,8 @@ def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     """Do something after the batch of this step has been read, before it is used."""
     read = hdvpd.train.device_batches
 
-    def device_batches(loader: Loader, count: int, *rest: Any):
-        for number, batch in enumerate(read(loader, count, *rest), start=1):
+    def device_batches(batches: Loader, count: int, *rest: Any):
+        for number, batch in enumerate(read(batches, count, *rest), start=1):
             if number == step:
                 act()
             yield batch
@@ -290,6 +291,35 @@ def test_a_signal_saves_within_a_step_and_loses_nothing(
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
+
+
+def test_a_signal_ends_the_wait_for_data_that_do_not_come_and_loses_nothing(
+    whole: Path, config: Config, tmp_path: Path
+) -> None:
+    """The disk falls silent after the third step; without a signal the wait ends in an error."""
+    patient = dataclasses.replace(config, data=dataclasses.replace(config.data, patience_s=30.0))
+    answers, read, silent = threading.Event(), loader.read_window, []
+
+    def read_or_hang(dataset: Any, episode: int, start: int, *rest: Any) -> Any:
+        if silent:
+            answers.wait(600)
+        return read(dataset, episode, start, *rest)
+
+    def fall_silent() -> None:
+        silent.append(True)
+        threading.Timer(1.0, lambda: send(signal.SIGTERM)).start()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "read_window", read_or_hang)
+        patch.setattr(loader, "_CLOSING_S", 0.1)
+        at_step(3, fall_silent, patch)
+        with pytest.raises(SystemExit) as stop:
+            train(patient, tmp_path / "run")
+    answers.set()
+    assert stop.value.code == 143
+    assert CheckpointStore(tmp_path / "run").steps()[-1] >= 3
+    train(config, tmp_path / "run", resume="auto")
+    assert_same_run(tmp_path / "run", whole, config)
 
 
 def test_a_validation_lost_to_a_signal_is_made_up_for(
@@ -408,8 +438,8 @@ def poison(steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float = np.n
     """Replace the depth in the batches of these steps by NaN, or by infinity."""
     read = hdvpd.train.device_batches
 
-    def device_batches(loader: Loader, count: int, *rest: Any):
-        for number, batch in enumerate(read(loader, count, *rest), start=1):
+    def device_batches(batches: Loader, count: int, *rest: Any):
+        for number, batch in enumerate(read(batches, count, *rest), start=1):
             depth_m = jnp.full_like(batch.frames.depth_m, value)
             frames = dataclasses.replace(batch.frames, depth_m=depth_m)
             yield dataclasses.replace(batch, frames=frames) if number in steps else batch

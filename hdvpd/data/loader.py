@@ -26,6 +26,8 @@ from hdvpd.data.windows import WindowIndex, describe_windows, read_window, stack
 Windows = Sequence[tuple[int, int]]
 
 _REMINDER_S = 30.0
+_ASKING_S = 0.5
+"""How often it is asked whether to stop, while data are waited for."""
 _CLOSING_S = 10.0
 """A thread that does not end by then hangs in the system, and is left to it."""
 
@@ -47,6 +49,7 @@ class Loader:
         seed: int,
         start_step: int = 0,
         part: slice = slice(None),
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start reading.
 
@@ -58,11 +61,12 @@ class Loader:
           seed: of the order.
           start_step: first step; a resumed run gives the step it stopped before.
           part: places in the batch that are read here; others read the rest.
+          stopped: says whether to stop waiting for data, and so the iteration.
         """
         self.data_wait_s = 0.0
         self._dataset, self._index, self._config = dataset, index, data_config
         self._batch_size, self._seed, self._next_step = batch_size, seed, start_step
-        self._part = part
+        self._part, self._stopped = part, stopped
         self._readers = _Readers(
             data_config.num_workers,
             (lambda: ReadingProcess(dataset, index.length, data_config))
@@ -88,7 +92,7 @@ class Loader:
         Raises:
           UserError: what is stored is damaged; raised at the step that needs it. Or it could not
             be read for `data.patience_s`, or a process that reads is gone.
-          StopIteration: the loader is closed.
+          StopIteration: the loader is closed, or was told to stop while data were waited for.
         """
         if not self._ahead:
             raise StopIteration
@@ -133,13 +137,20 @@ class Loader:
     def _wait(self, step: int, future: "concurrent.futures.Future[Batch]") -> Batch:
         """Wait for a batch, saying so now and then, and not for ever."""
         begin = time.monotonic()
+        remind_at = begin + _REMINDER_S
         while True:
-            left = self._config.patience_s - (time.monotonic() - begin)
+            until = min(begin + self._config.patience_s, remind_at)
+            left = until - time.monotonic()
             try:
-                return future.result(timeout=max(min(left, _REMINDER_S), 0.0))
+                return future.result(timeout=max(min(left, _ASKING_S), 0.0))
             except TimeoutError:
                 if future.done():  # since then, or the reading itself has raised it
                     return future.result()
+            if self._stopped():
+                raise StopIteration
+            if time.monotonic() < until:
+                continue
+            remind_at = time.monotonic() + _REMINDER_S
             windows = [self._dataset.window_id(*window) for window in self._windows(step)]
             read = describe_windows(windows)
             waited = time.monotonic() - begin

@@ -8,6 +8,7 @@ or host name, so on a CPU the same configuration and seed give the same bytes, a
 that was interrupted and resumed.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -60,7 +61,9 @@ class MetricsLog:
         self.path = path
         self.window = list(window)
         old = read_records(path) if step else []
-        kept = [record for record in old if _belongs(record, step)] or [header]
+        kept = [record for record in old if _belongs(record, step)]
+        if not any(record["kind"] == header["kind"] for record in kept):
+            kept = [header, *kept]  # the first one, or in place of one that was damaged
         self._validated = {r["step"] for r in kept if r["kind"] == "validation"}
         self.resumed = [r for r in kept if r.get("step") == step and r["kind"] in _MEANS]
         files.write(path, "".join(_line(record) for record in kept), REMEDY)
@@ -116,8 +119,9 @@ class MetricsLog:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; what the disk refused was said when it did."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _write(self, record: Record) -> None:
         with files.explain_write_errors(self.path, REMEDY):

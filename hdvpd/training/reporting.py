@@ -75,7 +75,8 @@ class Reporter:
             self._bar.stop()
         if self._events is not None:
             self._events.close()
-        self._file.close()
+        with contextlib.suppress(OSError):  # said when the disk refused it
+            self._file.close()
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""

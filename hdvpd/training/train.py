@@ -114,7 +114,7 @@ def main(
         )
         opened.callback(session.close)
         part = layout.slice_of(team.number, config.train.batch_size)
-        loader = open_loader(config, data, session.step, part)
+        loader = open_loader(config, data, session.step, part, stop)
         opened.callback(loader.close)
         step_of = (make_step or make_train_step)(config, graphdef)
         run_steps(
@@ -163,7 +163,8 @@ def run_steps(
         parts["rollout with an image"] = lambda: roll_out(config, graphdef, params, data)
         session.preflight(parts, state)
     session.do_due(state, validate)
-    while batch is not None and not session.team.any(stop.received is not None):
+    # All ask, also one whose data no longer come: the others would wait for its answer.
+    while not session.team.any(stop.received is not None) and batch is not None:
         begin, waited = time.perf_counter(), loader.data_wait_s
         with jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, key)
@@ -239,8 +240,13 @@ def favour_moving(dataset: Dataset, windows: WindowIndex, config: Config) -> Non
     windows.favour(moving, share)
 
 
-def open_loader(config: Config, data: TrainingData, start_step: int, part: slice) -> Loader:
-    """Start reading this process's part of each batch, from that after `start_step` steps on."""
+def open_loader(
+    config: Config, data: TrainingData, start_step: int, part: slice, stop: StopSignals
+) -> Loader:
+    """Start reading this process's part of each batch, from that after `start_step` steps on.
+
+    A signal ends the wait for data that do not come: what is to be saved is there.
+    """
     return Loader(
         data.dataset,
         data.windows,
@@ -249,6 +255,7 @@ def open_loader(config: Config, data: TrainingData, start_step: int, part: slice
         seed=config.train.seed,
         start_step=start_step,
         part=part,
+        stopped=lambda: stop.received is not None,
     )
 
 
