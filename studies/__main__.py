@@ -16,6 +16,7 @@ from studies.model_settings import (
     ExecutionSettings,
     FutureSettings,
     RankingSettings,
+    SpreadSettings,
 )
 from studies.settings import (
     CalibrationSettings,
@@ -41,6 +42,7 @@ STUDIES: Mapping[str, type] = {
     "ranking": RankingSettings,
     "closed-loop": ClosedLoopSettings,
     "futures": FutureSettings,
+    "spreads": SpreadSettings,
 }
 """What can be set in each study; the module of the same name runs it."""
 

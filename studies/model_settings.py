@@ -107,3 +107,22 @@ class FutureSettings:
             all(start.isdigit() for start in self.starts.split(",")),
             "frame numbers, separated by commas",
         )
+
+
+@dataclass(frozen=True)
+class SpreadSettings(FutureSettings):
+    """Learn from recordings how far what is hidden of things spreads, and judge it on others."""
+
+    splits: str = "train"
+    """Episodes to learn from, separated by commas."""
+    judged: str = "validation,test"
+    """Episodes to judge by, separated by commas."""
+    samples: int = 32
+    """Futures per window."""
+    particles: int = 4096
+    """Of a cloud, for speed; 0 takes the run's."""
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        super().__post_init__()
+        require(self, "particles", self.particles >= 0, "0 or more")

@@ -22,6 +22,8 @@ from hdvpd.model import Model
 
 BLADE_M = np.asarray([0.03, 0.002, 0.01], np.float32)
 """Half the length, width and height of what pushes."""
+SPREADS = (0.2, 0.5, 0.003)
+"""Of middle, turning and margin."""
 
 
 def things_of(label):
@@ -37,7 +39,9 @@ def test_draws_are_alike_within_a_thing_and_have_the_spreads_over_things():
     """Things of three particles each, and particles of none, for which nothing is hidden."""
     label = np.repeat(3 * np.arange(4000) + 2, 3)
     label[-30:] = len(label)
-    drawn = columns(jax.jit(draw_unseen)(things_of(label), jax.random.key(0)))
+    drawn = columns(
+        jax.jit(draw_unseen, static_argnums=1)(things_of(label), SPREADS, jax.random.key(0))
+    )
     np.testing.assert_array_equal(drawn[0:-30:3], drawn[1:-30:3])
     np.testing.assert_array_equal(drawn[0:-30:3], drawn[2:-30:3])
     np.testing.assert_array_equal(drawn[-30:], 0)
@@ -145,7 +149,7 @@ def test_samples_part_where_the_outcome_is_bistable_and_agree_where_it_is_not():
     @jax.jit
     def future(cloud, passing_m, key):
         label = np.where(np.arange(len(cloud.mask)) < SIZE, SIZE - 1, len(cloud.mask))
-        hidden = draw_unseen(things_of(label), key)
+        hidden = draw_unseen(things_of(label), SPREADS, key)
         hidden = dataclasses.replace(hidden, middle=4 * hidden.middle)
         places = cloud.positions
         for step in range(6):

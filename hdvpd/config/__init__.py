@@ -93,6 +93,13 @@ class ModelConfig(Settings):
     stochastic: bool = False
     """With model.contact: rollouts are samples. What is hidden of things, such as where their
     weight rests, is drawn anew for every seed (not in papers)."""
+    hidden_spreads: Annotated[
+        tuple[float, float, float],
+        Limit(lambda x: all(spread >= 0 for spread in x), "spreads are 0 or positive"),
+    ] = (0.2, 0.5, 0.003)
+    """Standard deviations of what model.stochastic draws: where a thing's weight rests [radii of
+    gyration], the logarithm of what resists its turning, and how much earlier it is touched [m].
+    `python -m studies spreads` learns them from recordings with objects."""
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""

@@ -168,7 +168,8 @@ class ReadOut(nnx.Module):
         if not self.config.stochastic:
             return Known(robots, None)
         others = dataclasses.replace(current, mask=jnp.asarray(current.mask) & ~robots)
-        return Known(robots, draw_unseen(segments(others, around, up=self.config.up), key))
+        found = segments(others, around, up=self.config.up)
+        return Known(robots, draw_unseen(found, self.config.hidden_spreads, key))
 
     def __call__(
         self,

@@ -3,18 +3,15 @@
 Beyond the papers (`model.stochastic`), whose outlook are predictions that sample among futures. A
 push ends differently by where a thing's weight rests, by how it resists turning and by where
 exactly its surface begins, none of which two images tell. So these are latent variables of things,
-normal and without gradient. Lengths are metres.
+normal and without gradient, whose spreads are learned before (`studies/spreads.py`). Lengths are
+metres.
 """
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hdvpd.basics.types import Array, Float, PRNGKey, pytree
 from hdvpd.dynamics.segments import Segments
-
-_SPREAD = np.asarray([0.2, 0.2, 0.2, 0.5, 0.003], np.float32)
-"""Of middle, turning and margin; not learned (docs/lab-book.md)."""
 
 
 @pytree
@@ -32,17 +29,20 @@ class Unseen:
     margin_m: Float[Array, "*n"]
 
 
-def draw_unseen(found: Segments, key: PRNGKey) -> Unseen:
+def draw_unseen(found: Segments, spreads: tuple[float, float, float], key: PRNGKey) -> Unseen:
     """Draw what is hidden of things, alike for all particles of one; nothing is of other particles.
 
     Args:
       found: things.
+      spreads: standard deviations of `middle`, in each direction, `turning` and `margin_m`.
       key: of the draws.
     """
     count = found.label.shape[0]
-    normal = jax.random.normal(key, (count, len(_SPREAD)))
+    middle, turning, margin_m = spreads
+    each = jnp.asarray([middle, middle, middle, turning, margin_m], jnp.float32)
+    normal = jax.random.normal(key, (count, len(each)))
     # The draw of a thing is that of the particle that numbers it.
-    values = _SPREAD[None] * normal[jnp.minimum(found.label, count - 1)]
+    values = each[None] * normal[jnp.minimum(found.label, count - 1)]
     values = jnp.where(found.inside[:, None], values, 0.0)
     return Unseen(middle=values[:, :3], turning=values[:, 3], margin_m=values[:, 4])
 
