@@ -96,6 +96,10 @@ def words_of(text: str) -> str:
         ("train demo --step x", ["--step", "'x'"]),
         ("train --resume nowhere", ["no run to resume at 'nowhere'", "runs, which holds"]),
         ("train --resume auto", ["name an experiment"]),
+        (
+            "train debug --resume first --step 10 --name fork",
+            ["--resume first continues that run under its own name", "to runs/fork"],
+        ),
         ("train --resume auto --name nowhere", ["nowhere/config.toml does not exist"]),
         ("eval", ["name at least one run"]),
         ("eval runs/demo --step", ["Missing value", "--step"]),

@@ -14,7 +14,7 @@ from hdvpd.__main__ import main as command
 from hdvpd.basics.errors import UserError
 from hdvpd.data.store import Dataset
 from hdvpd.evaluation.model_card import departures, training_hours
-from hdvpd.training import packed
+from hdvpd.training import packed, train
 from hdvpd.training.checkpoints import CheckpointStore, load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import new_progress
@@ -47,6 +47,14 @@ def file(tmp_path_factory, run):
 def parameters(folder):
     model, config, scene, step = load_model(folder)
     return nnx.to_pure_dict(nnx.state(model)), config, scene, step
+
+
+def test_a_packed_model_is_used_and_not_resumed(file, tmp_path):
+    packed.unpack(file, tmp_path / "back")
+    config, known = parameters(tmp_path / "back")[1], CheckpointStore(tmp_path / "back").steps()
+    with pytest.raises(UserError, match=r"back was made from a packed model.*not resumed"):
+        train.main(config, run_dir=tmp_path / "back", resume="auto")
+    assert CheckpointStore(tmp_path / "back").steps() == known
 
 
 def test_a_packed_run_comes_back_to_eleven_bits(run, file, tmp_path):

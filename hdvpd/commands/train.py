@@ -56,6 +56,12 @@ class Train(AbstractCommand):
         )
 
     def _resolve(self) -> tuple[Config, Path]:
+        if self.name and self.resume not in ("", "auto"):
+            raise UserError(
+                f"--resume {self.resume} continues that run under its own name, so --name "
+                f"{self.name} would do nothing. Leave --name out; or copy the folder "
+                f"of the run to {self.runs_dir / self.name} and give --resume auto."
+            )
         if self.experiment:
             name = self.name or Path(self.experiment).stem
             return load_config(self.experiment, self.config), self.runs_dir / name

@@ -18,6 +18,7 @@ from hdvpd.config.scene import SceneSpec
 from hdvpd.config.settings import (
     Count,
     CountOrZero,
+    DecayRate,
     Free,
     Limit,
     Positive,
@@ -167,7 +168,7 @@ class RenderConfig(Settings):
     """Hidden width of the NeRF MLP."""
     mlp_depth: CountOrZero = 2
     """Hidden layers of the NeRF MLP."""
-    density_scale: float = 100.0
+    density_scale: Positive = 100.0
     """Density per metre is this times softplus(raw), times the widest kernel's weight up to 1; with
     appearance = "particles" it is this."""
     surface_thickness: PositiveOrZero = 0.0
@@ -241,8 +242,8 @@ class TrainConfig(Settings):
     """With model.contact: steps in which the model learns from recorded frames, before all else,
     which particles are the robot's; 0 takes what is near its skeleton for the robot's."""
     near_ray_distance: PositiveOrZero = 0.0
-    """Rays also prefer pixels within this of a kinematic point [m], moving or not; 0 does not look
-    at the robot (default for the paper)."""
+    """Pixels within this of a kinematic point [m] count as moving for moving_ray_weight, whether
+    they move or not; 0 does not look at the robot (default for the paper)."""
     schedule: Literal["piecewise", "cosine"] = "piecewise"
     """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
     learning_rates: Annotated[
@@ -260,15 +261,15 @@ class TrainConfig(Settings):
     """Steps at which the piecewise schedule changes (paper)."""
     warmup_steps: int = 0
     """Linear warm-up of the cosine schedule."""
-    weight_decay: float = 1e-3
+    weight_decay: PositiveOrZero = 1e-3
     """AdamW's decoupled decay, on matrices only (paper: 1e-3)."""
     clip_norm: Positive = 0.01
     """Bound of the gradient's global norm (paper)."""
-    b1: float = 0.9
+    b1: DecayRate = 0.9
     """AdamW's first-moment decay."""
-    b2: float = 0.999
+    b2: DecayRate = 0.999
     """AdamW's second-moment decay."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """AdamW's epsilon."""
     remat: bool = True
     """Recompute every dynamics step in the backward pass: time for memory."""
@@ -303,6 +304,12 @@ class TrainConfig(Settings):
             "warmup_steps",
             self.warmup_steps,
             f"it must lie between 0 and num_steps = {self.num_steps}",
+        )
+        require(
+            self.schedule == "cosine" or self.warmup_steps == 0,
+            "warmup_steps",
+            self.warmup_steps,
+            'the piecewise schedule has no warm-up: use 0, or schedule = "cosine"',
         )
 
 

@@ -58,6 +58,7 @@ class Limit:
 Count = Annotated[int, Limit(lambda n: n >= 1, "use a positive number")]
 CountOrZero = Annotated[int, Limit(lambda n: n >= 0, "use 0 or a positive number")]
 Positive = Annotated[float, Limit(lambda x: x > 0, "use a positive number")]
+DecayRate = Annotated[float, Limit(lambda x: 0 <= x < 1, "use a number from 0 to below 1")]
 PositiveOrZero = Annotated[float, Limit(lambda x: x >= 0, "use 0 or a positive number")]
 Fraction = Annotated[float, Limit(lambda x: 0 < x <= 1, "use a number above 0, at most 1")]
 

@@ -67,6 +67,7 @@ def start_or_restore(
         _require_steps(store, chosen, config.train.num_steps)
         graphdef, shapes = describe_train_state(config, scene)
         state, _, progress = store.restore(chosen, layout.spread_shapes(shapes))
+        _require_trained(store, chosen, state)
         return graphdef, state, progress
 
     restored = team.together(restore)
@@ -75,6 +76,16 @@ def start_or_restore(
             if later > chosen:
                 store.set_aside(later)
     return restored
+
+
+def _require_trained(store: CheckpointStore, step: int, state: TrainState) -> None:
+    """Refuse what has parameters of a step but not the rest of its state."""
+    if int(state.step) != step:
+        raise UserError(
+            f"{store.path.parent} was made from a packed model, which has the parameters of step "
+            f"{step} but not how its training stood: it can be used, not resumed. Resume the run "
+            "that it was packed from, or train anew."
+        )
 
 
 def _require_steps(store: CheckpointStore, done: int, wanted: int) -> None:
