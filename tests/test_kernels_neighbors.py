@@ -289,3 +289,26 @@ def test_missing_backend_says_what_to_install(clouds, name, package):
     # Inside a traced program jax wraps the error; its text must survive.
     with pytest.raises(Exception, match=rf"pip install .* -e '\.\[{name}\]'"):
         jax.block_until_ready(neighbors.knn(*clouds, 3, backend=name))
+
+
+def test_the_blockwise_search_holds_one_block_for_all_clouds_that_are_mapped(monkeypatch):
+    """Six clouds, whose blocks at once would be six times as large, forward and backward."""
+    monkeypatch.setattr(neighbors, "_BLOCK_ENTRIES", 1 << 20)
+    rng = np.random.default_rng(5)
+    queries = rng.normal(size=(6, 600, 3)).astype(np.float32)
+    points = rng.normal(size=(6, 9000, 3)).astype(np.float32)
+
+    def spread(queries, points):
+        found = neighbors.knn(queries, points, 4, backend="xla")
+        squared = jnp.sum((queries[:, None] - points[found.indices]) ** 2, axis=-1)
+        return jnp.sum(squared), found
+
+    both = jax.jit(jax.vmap(jax.grad(spread, has_aux=True)))
+    held = both.lower(queries, points).compile().memory_analysis().temp_size_in_bytes
+    assert held < 2 * 4 * (1 << 20)
+    slopes, found = both(queries, points)
+    for cloud in range(6):
+        slope, alone = jax.grad(spread, has_aux=True)(queries[cloud], points[cloud])
+        np.testing.assert_array_equal(found.indices[cloud], alone.indices)
+        np.testing.assert_allclose(found.distances[cloud], alone.distances, rtol=1e-6)
+        np.testing.assert_allclose(slopes[cloud], slope, rtol=1e-6)

@@ -103,7 +103,24 @@ def _xla_search(
     k: int,
     reach: tuple[float, float],
 ) -> Neighbors:
-    """Search in blocks of queries; holds at most _BLOCK_ENTRIES distances, never q x n."""
+    """Search in blocks of queries; holds at most _BLOCK_ENTRIES distances, never q x n.
+
+    Several clouds, a mapped axis, are searched one after another: the bound is that of them all.
+    """
+    search = functools.partial(_search_in_blocks, k=k, reach=reach)
+    return jax.custom_batching.sequential_vmap(search)(queries, points, mask)
+
+
+def _search_in_blocks(
+    queries: Float[Array, "q 3"],
+    points: Float[Array, "n 3"],
+    mask: Bool[Array, "n"],
+    *,
+    k: int,
+    reach: tuple[float, float],
+) -> Neighbors:
+    # Once more: what is mapped by itself has tangents, if only 0.
+    queries, points = jax.lax.stop_gradient((queries, points))
     num_queries, num_points = queries.shape[0], points.shape[0]
     block = min(num_queries, max(1, _BLOCK_ENTRIES // max(num_points, 1)))
     num_kept = min(k, num_points)

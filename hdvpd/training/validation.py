@@ -49,7 +49,7 @@ class Validation:
         self._session, self._config, self._dataset = session, config, dataset
         self._stop, self._layout = stop, layout
         self.compiled: Callable[..., Metrics] | None = None
-        # The largest equal parts that fit in a training batch: one compilation, no more memory.
+        # The largest equal parts that fit in a training batch: one compilation.
         limit, count = config.train.batch_size, len(held_out)
         self._size = max((n for n in range(1, limit + 1) if count % n == 0), default=1)
         self._parts = [held_out[i : i + self._size] for i in range(0, count, self._size)]
