@@ -36,7 +36,7 @@ from studies.model_settings import SpreadSettings
 from studies.outputs import Row, table, write_csv
 from studies.resumable import Entry, Kept
 
-WIDER = 3.0
+WIDER = 2.0
 """Draws are so much wider than the run's spreads, and learned spreads are at most as wide."""
 _POSE = 3
 """Degrees of freedom of a thing on a plane: with so many, an error of e has the likelihood

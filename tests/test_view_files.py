@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -254,25 +253,6 @@ def test_reruns_timeline_counts_frames_and_predicted_steps():
     assert [step_of(make_recording(), time) for time in range(TIMES)] == [-2, -1, 0, 1, 2]
     every_third = dataclasses.replace(Seen().load(0), stride=3)
     assert [step_of(every_third, time) for time in range(TIMES)] == [0, 3, 6, 9, 12]
-
-
-class Interrupted(MadeUp):
-    """Ctrl-C comes while the first scene is loaded."""
-
-    def load(self, index, edits=()):
-        self.terminated = signal.getsignal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        return super().load(index, edits)
-
-
-def test_signals_end_the_program_while_the_first_scene_is_loaded():
-    needed("viser")
-    from hdvpd.viewing.serving import serve
-
-    source, usual = Interrupted(), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):  # of which the command makes status 130
-        serve(source, "localhost", 0)
-    assert source.terminated is usual
 
 
 def test_losses_of_a_run_that_is_written(tmp_path):

@@ -404,3 +404,28 @@ def test_the_verb_serves_until_it_is_told_to_stop(number, synthetic_dataset, tmp
     assert "Traceback" not in complaints
     assert f"showing {synthetic_dataset} at http://localhost:" in "".join(lines)
     assert rest == "stopped\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_signals_end_the_program_while_the_first_scene_is_loaded(number, status, synthetic_dataset):
+    needed("viser")
+    program = f"""if True:
+        import signal, sys
+        from hdvpd.__main__ import main
+        from hdvpd.viewing.sources import DatasetSource
+
+        load = DatasetSource.load
+
+        def interrupted(*words):
+            signal.raise_signal({int(number)})
+            return load(*words)
+
+        DatasetSource.load = interrupted
+        sys.exit(main(["view", {str(synthetic_dataset)!r}, "--port", "0"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert "Ctrl-C stops it" not in done.stdout

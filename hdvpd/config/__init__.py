@@ -97,7 +97,7 @@ class ModelConfig(Settings):
     hidden_spreads: Annotated[
         tuple[float, float, float],
         Limit(lambda x: all(spread >= 0 for spread in x), "spreads are 0 or positive"),
-    ] = (0.2, 0.5, 0.003)
+    ] = (0.32, 0.8, 0.006)
     """Standard deviations of what model.stochastic draws: where a thing's weight rests [radii of
     gyration], the logarithm of what resists its turning, and how much earlier it is touched [m].
     `python -m studies spreads` learns them from recordings with objects."""
