@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from hdvpd.config import Config
 from hdvpd.config.experiments import to_toml
+from hdvpd.training.processes import LOST_STATUS
 
 COMMAND = """
 import sys
@@ -103,3 +105,13 @@ def finish(
         for process in processes:
             process.kill()
     return done
+
+
+def assert_told_of_loss(status: int, errors: str) -> None:
+    """A process whose partner was killed at any moment has said so and has ended.
+
+    jax itself ends one whose coordinator is lost, or that waits in a saving (docs/scaling.md).
+    """
+    assert status in (LOST_STATUS, -signal.SIGABRT), errors
+    told = ("is gone", "preempted/died", "tasks are unhealthy")
+    assert any(words in errors for words in told), errors
