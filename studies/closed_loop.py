@@ -74,7 +74,7 @@ def main(out: Path, settings: ClosedLoopSettings) -> None:
     tasks, names = tasks_of(settings.tasks), split_names(settings, "controllers", CONTROLLERS)
     known = borrowed_entries(Path(settings.controls), settings, (*EXTENT, "run"))
     world = load(settings.run) if "model" in names else None
-    kept = Kept(out, settings, EXTENT)
+    kept = Kept(out, settings, EXTENT, world)
     for start, task in chosen_starts(settings.starts, tasks):
         for name in names:
             key = {"task": task, "start": start, "controller": name}

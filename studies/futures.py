@@ -41,7 +41,7 @@ def main(out: Path, settings: FutureSettings) -> None:
     """
     likeliest, sampled = (load(settings.run, stochastic=choice) for choice in (False, True))
     dataset = Dataset(settings.data or likeliest.config.data.paths[0])
-    kept = Kept(out, settings, ("starts", "splits"))
+    kept = Kept(out, settings, ("starts", "splits"), sampled)
     shown = []
     for episode, start, objects in moving_windows(dataset, settings):
         key: Entry = {"episode": episode, "start": start}

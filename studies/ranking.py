@@ -45,7 +45,7 @@ def main(out: Path, settings: RankingSettings) -> None:
     """
     tasks = tasks_of(settings.tasks)
     world = load(settings.run)
-    kept = Kept(out, settings, (*EXTENT, "executed"))
+    kept = Kept(out, settings, (*EXTENT, "executed"), world)
     folder = Path(settings.executed) if settings.executed else out / "executed"
     executions = open_executions(folder, settings)
     for start, task in chosen_starts(settings.starts, tasks):

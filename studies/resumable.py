@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.files import write
 from hdvpd.planning.trials import (
     TASKS,
     Outcome,
@@ -18,6 +19,9 @@ from hdvpd.planning.trials import (
     draw_outcome,
     simulated_robot,
 )
+from hdvpd.training.checkpoint_folder import DIGEST
+from hdvpd.training.checkpoints import CheckpointStore
+from hdvpd.world.base import World
 from studies.outputs import make_folder, write_settings
 
 # Seeds of episodes count from 0; starts of plans are drawn far from them.
@@ -48,19 +52,25 @@ class Kept:
       entries: all that are known.
     """
 
-    def __init__(self, out: Path, settings: Any, extent: Sequence[str] = ()) -> None:
+    def __init__(
+        self, out: Path, settings: Any, extent: Sequence[str] = (), world: World | None = None
+    ) -> None:
         """Open a new or a stopped study.
 
         Args:
           out: its folder.
           settings: all that is set.
           extent: names of settings that only say how much is done, so that they may change.
+          world: the model that is studied, if any.
 
         Raises:
-          UserError: `out` cannot be a folder, or holds a study with other settings.
+          UserError: `out` cannot be a folder, or holds a study with other settings or of another
+            checkpoint.
         """
         make_folder(out)
         require_same(out / "settings.toml", settings, extent)
+        if world is not None:
+            _require_same_checkpoint(out / "checkpoint.json", world)
         self._file = out / "starts.jsonl"
         self.entries: list[Entry] = read_entries(self._file)
 
@@ -134,6 +144,18 @@ def _refuse_others(file: Path, settings: Any, extent: Sequence[str], remedy: str
                 f"{file} was written by a study with other settings ({key} was {old.get(key)}, is "
                 f"{new[key]}); {remedy}."
             )
+
+
+def _require_same_checkpoint(file: Path, world: World) -> None:
+    """A run of the same name may have been trained again, or further, since the study was begun."""
+    now = (CheckpointStore(world.folder).path / str(world.step) / DIGEST).read_text()
+    if not file.exists():
+        write(file, now, "Free some space, or give another --out.")
+    elif file.read_text() != now:
+        raise UserError(
+            f"{file.parent} holds a study of another checkpoint than step {world.step} of "
+            f"{world.folder}; give another --out."
+        )
 
 
 def draw_start(

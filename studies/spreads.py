@@ -55,7 +55,7 @@ def main(out: Path, settings: SpreadSettings) -> None:
     """
     world = _proposing(load(settings.run, stochastic=True), settings.particles)
     dataset = Dataset(settings.data or world.config.data.paths[0])
-    kept = Kept(out, settings, ("starts",))
+    kept = Kept(out, settings, ("starts",), world)
     roll = _compiled(world.model)
     found: dict[str, list[Entry]] = {"learn": [], "judge": []}
     for use, splits in (("learn", settings.splits), ("judge", settings.judged)):

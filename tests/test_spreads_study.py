@@ -72,7 +72,9 @@ def stochastic_world(small_world):
     )  # fmt: skip
     config = dataclasses.replace(small_world.config, model=kind)
     model = Model(config, small_world.scene, rngs=nnx.Rngs(0))
-    return World(model, config, small_world.scene, 0, small_world.folder, small_world.setup)
+    return World(
+        model, config, small_world.scene, small_world.step, small_world.folder, small_world.setup
+    )
 
 
 def test_the_study_goes_on_where_it_was_stopped(stochastic_world, tmp_path, monkeypatch, capsys):
@@ -102,3 +104,6 @@ def test_the_study_goes_on_where_it_was_stopped(stochastic_world, tmp_path, monk
         spreads.main(tmp_path / "out", dataclasses.replace(settings, samples=5))
     with pytest.raises(UserError, match=r"no window of the splits validation .* --starts"):
         spreads.main(tmp_path / "none", dataclasses.replace(settings, starts="90"))
+    (tmp_path / "out" / "checkpoint.json").write_text("of the run as it was before")
+    with pytest.raises(UserError, match=r"another checkpoint than step .*--out"):
+        spreads.main(tmp_path / "out", settings)
