@@ -421,6 +421,7 @@ def test_signals_end_the_program_while_the_first_scene_is_loaded(number, status,
             return load(*words)
 
         DatasetSource.load = interrupted
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests may ignore it
         sys.exit(main(["view", {str(synthetic_dataset)!r}, "--port", "0"]))
     """
     done = subprocess.run(
