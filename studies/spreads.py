@@ -26,8 +26,7 @@ from hdvpd.data.store import Dataset
 from hdvpd.data.truth import Objects
 from hdvpd.dynamics.tokens import Known, ReadOut
 from hdvpd.evaluation.objects import particle_truth
-from hdvpd.model import Model
-from hdvpd.training.checkpoints import abstract_model
+from hdvpd.model import Model, abstract_model
 from hdvpd.training.step import merge_model
 from hdvpd.world.base import World
 from hdvpd.world.loading import load

@@ -24,10 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.layers import Keys
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import to_toml
-from hdvpd.model import Model
+from hdvpd.model import abstract_model
 from hdvpd.training.checkpoint_folder import find_damage
 from hdvpd.training.checkpoints import CheckpointStore, load_model, require_disk_space
 from hdvpd.training.processes import Team
@@ -404,7 +403,7 @@ def test_a_state_spread_over_devices_is_saved_as_a_whole_one_is(store: Checkpoin
 
 def test_load_model_gives_the_trained_parameters(tmp_path: Path, debug_config: Config) -> None:
     scene = SceneSpec(5, (-1.0, -1.0, -0.5), (1.0, 1.0, 1.5))
-    shapes = nnx.eval_shape(lambda: Model(debug_config, scene, rngs=Keys(0)))
+    shapes = abstract_model(debug_config, scene)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype),

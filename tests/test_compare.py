@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from hdvpd import model
 from hdvpd.__main__ import main as command
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.files import locked
@@ -37,7 +38,7 @@ from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.model_card import training_hours
 from hdvpd.model import Model
 from hdvpd.model.compiled import make_compiler
-from hdvpd.training import checkpoints, step
+from hdvpd.training import step
 from hdvpd.training.checkpoints import load_model
 from hdvpd.training.run_folder import RunFolder
 from hdvpd.training.session import Session
@@ -80,7 +81,7 @@ RESULTS = ("comparison.json", "comparison.md", "members.csv", "pairs.csv", "curv
 @pytest.fixture(scope="module", autouse=True)
 def tiny():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (step, checkpoints):
+        for module in (step, model):
             patch.setattr(module, "Model", TinyModel)
         yield
 

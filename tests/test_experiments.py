@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.layers import Keys
 from hdvpd.config import Config, DataConfig, EvalConfig, RenderConfig, SceneSpec, TrainConfig
 from hdvpd.config.experiments import (
     apply_overrides,
@@ -24,7 +23,7 @@ from hdvpd.config.members import with_member
 from hdvpd.config.reading import key_types, nearest_key
 from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
-from hdvpd.model import Model
+from hdvpd.model import abstract_model
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -96,7 +95,7 @@ def test_experiment_files_state_only_deviations() -> None:
 def test_every_experiment_builds_with_the_documented_size(name: str) -> None:
     scene = SceneSpec(84, (-0.5, -0.75, -0.05), (0.6, 0.75, 0.8))
     config = load_config(name)
-    model = nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
+    model = abstract_model(config, scene)
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     page = (DOCS / "experiments.md").read_text()
     (documented,) = re.findall(rf"^\| `{name}` \| ([\d,]+) \|", page, flags=re.MULTILINE)

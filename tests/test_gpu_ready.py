@@ -13,8 +13,7 @@ import scenes
 from flax import nnx
 from jax import export
 
-from hdvpd.basics.layers import Keys
-from hdvpd.model import Model
+from hdvpd.model import abstract_model
 from hdvpd.model.compiled import make_compiler
 from hdvpd.training.step import create_train_state, make_train_step, make_validate
 
@@ -32,7 +31,7 @@ def config():
 @pytest.fixture(scope="module")
 def entries(config):
     """Every entry point by name, and the shapes of its arguments."""
-    model = nnx.eval_shape(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
+    model = abstract_model(config, scenes.SCENE)
     state = jax.eval_shape(lambda: create_train_state(config, scenes.SCENE)[1])
     graphdef = nnx.graphdef(model)
     larger = {12: HEIGHT, 16: WIDTH}  # of these rows and columns, the same windows

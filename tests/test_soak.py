@@ -201,8 +201,9 @@ def test_two_commands_share_a_comparison(tmp_path: Path, debug_config: Config) -
 
 COMPARE = """
 import test_compare
-from hdvpd.training import checkpoints, step
-step.Model = checkpoints.Model = test_compare.TinyModel
+import hdvpd.model
+from hdvpd.training import step
+step.Model = hdvpd.model.Model = test_compare.TinyModel
 """
 
 

@@ -43,3 +43,36 @@ def test_freed_pages_are_used_again():
 
 def test_a_limit_on_address_space_leaves_small_pages_which_are_kept_too():
     assert faults("keep", str(1 << 30)) < (1 << 26) // resource.getpagesize()
+
+
+# Large buffers come and go, beside what stays: some of it is asked for while no large one is held.
+GROWTH = """
+import ctypes, resource, sys
+from hdvpd.basics.machine import keep_freed_memory
+if not keep_freed_memory():
+    sys.exit(3)
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+libc.free.argtypes = (ctypes.c_void_p,)
+def hold(mib):
+    start = libc.malloc(mib << 20)
+    assert start
+    ctypes.memset(start, 1, mib << 20)
+    return start
+for round in range(8):
+    if round == 1:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    large = hold(400)
+    hold(1)
+    libc.free(large)
+    hold(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_what_stays_does_not_make_large_buffers_move():
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallopt")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 100 * 1024  # 14 MiB stay; one move takes 400

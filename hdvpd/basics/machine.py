@@ -10,6 +10,8 @@ from pathlib import Path
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _ALLOCATOR = ((_TRIM_THRESHOLD, -1), (_TOP_PAD, 64 * 2**20), (_MMAP_MAX, 0), (_ARENA_MAX, 1))
 _HUGE_PAGE = 2**21
+_SMALL_BLOCKS = (16, 64, 256)
+"""Blocks for what is small are these parts of main memory; pages are taken as they are used."""
 _CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -27,6 +29,10 @@ def keep_freed_memory() -> bool:
     so that Linux can back it with huge pages. Peak memory rises, by a half for the demo, and
     memory between steps does not fall.
 
+    What stays, however small, must not be put where a large buffer was: the next would not fit
+    there any more, and the heap would grow by its size. So small requests find free blocks of
+    their own, which glibc prefers because they are smaller.
+
     Call it early: threads that have allocated before keep what they have.
 
     Returns:
@@ -37,15 +43,19 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is None or not all(mallopt(*setting) == 1 for setting in _ALLOCATOR):
         return False
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.realloc.restype = ctypes.c_void_p
+    libc.realloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         _reserve_huge_pages(libc, main_memory() // 2)
+    for share in _SMALL_BLOCKS:
+        _set_block_aside(libc, main_memory() // share)
     return True
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
     """Extend the heap by `size` bytes of huge pages, which take memory only when they are used."""
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     start = libc.malloc(size)
     if start is None:  # a limit on address space, or no overcommitment: small pages then
@@ -53,6 +63,15 @@ def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
     first = -(-start // _HUGE_PAGE) * _HUGE_PAGE
     libc.madvise(first, (start + size - first) // _HUGE_PAGE * _HUGE_PAGE, mmap.MADV_HUGEPAGE)
     libc.free(start)
+
+
+def _set_block_aside(libc: ctypes.CDLL, size: int) -> None:
+    """Leave a free block below the end of the heap, with a few bytes above it that stay."""
+    block, above = libc.malloc(size), libc.malloc(size)
+    if above is not None:  # as large as the block, so it lies above it; what it shrinks by is free
+        libc.realloc(above, 64)
+    if block is not None:
+        libc.free(block)
 
 
 def main_memory() -> int:

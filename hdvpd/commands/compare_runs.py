@@ -49,10 +49,10 @@ from hdvpd.evaluation.episodes import evaluate_run, select_windows, share_progra
 from hdvpd.evaluation.eval import prepare, scored_frames
 from hdvpd.evaluation.kept_scores import read_scores, scores_to_json
 from hdvpd.evaluation.results import require_same_frames
+from hdvpd.model import abstract_model
 from hdvpd.model.compiled import CompileModel
 from hdvpd.training import train
 from hdvpd.training.checkpoint_folder import find_damage
-from hdvpd.training.checkpoints import abstract_model
 from hdvpd.training.parallel import offer_cores
 from hdvpd.training.run_folder import RunFolder, config_identity
 from hdvpd.training.step import TrainStep, make_train_step

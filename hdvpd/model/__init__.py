@@ -9,7 +9,7 @@ from flax import nnx
 
 from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import rays_through
-from hdvpd.basics.layers import each, multiply_in_bfloat16
+from hdvpd.basics.layers import Keys, each, multiply_in_bfloat16
 from hdvpd.basics.types import (
     Array,
     Batch,
@@ -363,3 +363,8 @@ def ray_depth_l1(
     Rays without a target, which is 0 then, count as right.
     """
     return jnp.mean(jnp.where(target_m > 0, jnp.abs(predicted_m - target_m), 0.0), axis=(0, 2))
+
+
+def abstract_model(config: Config, scene: SceneSpec) -> Model:
+    """Build a model of shapes alone: to draw parameters only to replace them costs seconds."""
+    return nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))

@@ -21,10 +21,9 @@ from flax import nnx
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.files import explain_write_errors, sync
-from hdvpd.basics.layers import Keys
 from hdvpd.config import Config, SceneSpec
 from hdvpd.config.experiments import read_toml
-from hdvpd.model import Model
+from hdvpd.model import Model, abstract_model
 from hdvpd.training.checkpoint_folder import (
     PARAMS,
     Progress,
@@ -257,11 +256,6 @@ def load_model(
     graphdef, shapes = nnx.split(abstract_model(config, scene))
     params = store.restore_params(step, nnx.to_pure_dict(shapes))
     return merge_model(graphdef, params), config, scene, step
-
-
-def abstract_model(config: Config, scene: SceneSpec) -> Model:
-    """Build a model of shapes alone: to draw parameters only to replace them costs seconds."""
-    return nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
 
 
 def require_disk_space(path: Path, state: Any) -> None:

@@ -107,10 +107,8 @@ class BackgroundSaver:
           What went wrong in it, if that was not raised before.
         """
         running, self._running = self._running, None
-        try:
-            failure = None if running is None else running.exception(patience_s)
-        except TimeoutError:
+        if running is not None and not concurrent.futures.wait([running], patience_s).done:
             self._pool.shutdown(wait=False)
             return TimeoutError(f"it had not ended after {patience_s:g} s")
         self._pool.shutdown()
-        return failure
+        return None if running is None else running.exception()

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hdvpd.basics.layers import Keys
 from hdvpd.basics.machine import main_memory
 from hdvpd.basics.tables import Table
 from hdvpd.basics.types import Batch, Camera, ParticleCloud, RgbdFrames, RobotPoints
@@ -23,11 +22,12 @@ from hdvpd.config.members import member_names, with_member
 from hdvpd.data.mixture import open_dataset
 from hdvpd.data.remote import locate
 from hdvpd.data.windows import OBSERVED_FRAMES
-from hdvpd.model import Model
+from hdvpd.model import abstract_model
 
 DEFAULT_ROBOT_POINTS = 84
 """Kinematic points of the two simulated arms, assumed where there is no data set."""
 DEFAULT_CAMERAS = 2
+_abstract_model = functools.lru_cache(abstract_model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +190,6 @@ def count_parameters(config: Config, scene: SceneSpec) -> dict[str, int]:
         name = _part([entry.key for entry in path])
         counts[name] = counts.get(name, 0) + leaf.size
     return counts
-
-
-@functools.lru_cache
-def _abstract_model(config: Config, scene: SceneSpec) -> Model:
-    return nnx.eval_shape(lambda: Model(config, scene, rngs=Keys(0)))
 
 
 def _part(path: list[str | int]) -> str:
