@@ -46,9 +46,10 @@ def test_a_limit_on_address_space_leaves_small_pages_which_are_kept_too():
 
 
 # Large buffers come and go, beside what stays: some of it is asked for while no large one is held.
+# Before that, as compilation does, the heap is left in pieces that are too small for it.
 GROWTH = """
 import ctypes, resource, sys
-from hdvpd.basics.machine import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory, settle_memory
 if not keep_freed_memory():
     sys.exit(3)
 libc = ctypes.CDLL(None)
@@ -59,20 +60,27 @@ def hold(mib):
     assert start
     ctypes.memset(start, 1, mib << 20)
     return start
+for piece in [hold(1) for _ in range(100)][::2]:
+    libc.free(piece)
+if sys.argv[1] == "settled":
+    for training in range(3):
+        settle_memory()
 for round in range(8):
     if round == 1:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     large = hold(400)
-    hold(1)
+    hold(2)
     libc.free(large)
-    hold(1)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    hold(2)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
-def test_what_stays_does_not_make_large_buffers_move():
-    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True)
+@pytest.mark.parametrize(("settled", "least", "most"), [("settled", 0, 100), ("not", 400, 500)])
+def test_what_stays_does_not_make_large_buffers_move(settled, least, most):
+    """28 MiB stay; a large buffer takes 400 MiB more when it moves."""
+    done = subprocess.run([sys.executable, "-c", GROWTH, settled], capture_output=True, text=True)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 100 * 1024  # 14 MiB stay; one move takes 400
+    assert least <= int(done.stdout) < most

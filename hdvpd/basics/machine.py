@@ -12,6 +12,7 @@ _ALLOCATOR = ((_TRIM_THRESHOLD, -1), (_TOP_PAD, 64 * 2**20), (_MMAP_MAX, 0), (_A
 _HUGE_PAGE = 2**21
 _SMALL_BLOCKS = (16, 64, 256)
 """Blocks for what is small are these parts of main memory; pages are taken as they are used."""
+_BEHIND_BLOCKS: list[int] = []
 _CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -29,29 +30,48 @@ def keep_freed_memory() -> bool:
     so that Linux can back it with huge pages. Peak memory rises, by a half for the demo, and
     memory between steps does not fall.
 
-    What stays, however small, must not be put where a large buffer was: the next would not fit
-    there any more, and the heap would grow by its size. So small requests find free blocks of
-    their own, which glibc prefers because they are smaller.
-
     Call it early: threads that have allocated before keep what they have.
 
     Returns:
       Whether freed memory is kept; other C libraries are left alone. Huge pages are used where the
       machine has them.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is None or not all(mallopt(*setting) == 1 for setting in _ALLOCATOR):
         return False
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        _reserve_huge_pages(libc, main_memory() // 2)
+    return True
+
+
+def settle_memory() -> None:
+    """Keep what is small apart from large buffers; call it when programs have been compiled.
+
+    What stays, or is only held while the next step begins, must not lie where a large buffer was:
+    the next would not fit there, and the heap would grow by its size. glibc puts it there if no
+    smaller free block has room, and compilation leaves free pieces only. So whole blocks are set
+    aside. What earlier trainings of this process left free goes back to the system.
+    """
+    if not keep_freed_memory():
+        return
+    libc = _libc()
+    while _BEHIND_BLOCKS:  # of an earlier training
+        libc.free(_BEHIND_BLOCKS.pop())
+    libc.malloc_trim(main_memory())  # not the end of the heap, which the next step takes
+    for share in _SMALL_BLOCKS:
+        _set_block_aside(libc, main_memory() // share)
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     libc.realloc.restype = ctypes.c_void_p
     libc.realloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        _reserve_huge_pages(libc, main_memory() // 2)
-    for share in _SMALL_BLOCKS:
-        _set_block_aside(libc, main_memory() // share)
-    return True
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim.argtypes = (ctypes.c_size_t,)
+    return libc
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
@@ -66,10 +86,10 @@ def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _set_block_aside(libc: ctypes.CDLL, size: int) -> None:
-    """Leave a free block below the end of the heap, with a few bytes above it that stay."""
-    block, above = libc.malloc(size), libc.malloc(size)
-    if above is not None:  # as large as the block, so it lies above it; what it shrinks by is free
-        libc.realloc(above, 64)
+    """Leave a free block with a few bytes behind it that stay, so that it does not grow."""
+    block, behind = libc.malloc(size), libc.malloc(size)
+    if behind is not None:  # as large, so that it lies behind; what it shrinks by is free again
+        _BEHIND_BLOCKS.append(libc.realloc(behind, 64))
     if block is not None:
         libc.free(block)
 

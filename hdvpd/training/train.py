@@ -22,7 +22,7 @@ import jax.stages
 from flax import nnx
 
 from hdvpd.basics.errors import UserError
-from hdvpd.basics.machine import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory, settle_memory
 from hdvpd.basics.types import Batch, PRNGKey
 from hdvpd.config import Config, SceneSpec
 from hdvpd.data.loader import Loader
@@ -289,6 +289,7 @@ def compile_ahead(
         what += " and the validation"
     with session.report.compiling(what):
         compiled: list[Any] = compile_together(lower)
+    settle_memory()
     if validation is not None:
         validation.compiled = compiled[1]
     return compiled[0]
