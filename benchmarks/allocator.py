@@ -6,6 +6,7 @@ Each is a process of its own, and they take turns: the settings cannot be taken 
     main       freed memory is kept, in the main thread's arena only
     one arena  freed memory is kept, in one arena for all threads
     kept       hdvpd.basics.machine.keep_freed_memory: that, and huge pages
+    settled    the same, and hdvpd.basics.machine.settle_memory: room apart for what is small
     preload    another allocator, given by --preload /path/to/libjemalloc.so.2 or the like
 
 Run: python benchmarks/allocator.py [demo] [--rounds 3] [--steps 12] [--train.remat] ...
@@ -19,12 +20,13 @@ import resource
 import subprocess
 import sys
 import time
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from timing import analytic_batch, peak_gib
 
-from hdvpd.basics.machine import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory, settle_memory
 from hdvpd.commands.flags import read_flags
 from hdvpd.config.experiments import load_config
 from hdvpd.training.step import create_train_state, make_train_step
@@ -35,6 +37,7 @@ _FORMS = {
     "main": _MAIN_ARENA,
     "one arena": (*_MAIN_ARENA, (-8, 1)),
     "kept": (),
+    "settled": (),
     "preload": (),
 }
 
@@ -43,15 +46,19 @@ def measure(experiment: str, flags: list[str], steps: int, form: str) -> dict[st
     """Return the cost of a training step after compilation, and peak memory [GiB]."""
     for setting in _FORMS[form]:
         ctypes.CDLL(None).mallopt(*setting)
-    if form == "kept":
+    if form in ("kept", "settled"):
         keep_freed_memory()
     config = load_config(experiment, read_flags(flags))
     dataset, batch = analytic_batch(config)
     batch = jax.tree.map(jnp.asarray, batch)
     graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
-    step, key = make_train_step(config, graphdef), jax.random.key(0)
+    key = jax.random.key(0)
+    train_step = cast(jax.stages.Wrapped, make_train_step(config, graphdef))
+    step = train_step.lower(state, batch, key).compile()
+    if form == "settled":
+        settle_memory()
     seconds, usage = [], []
-    for _ in range(steps + 2):  # the first one compiles, the second fills the arenas
+    for _ in range(steps + 2):  # the first two fill the arenas
         usage.append(resource.getrusage(resource.RUSAGE_SELF))
         start = time.perf_counter()
         state, metrics = step(state, batch, key)
