@@ -17,7 +17,7 @@ from hdvpd.basics.machine import usable_cores
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
 from hdvpd.training.parallel import make_layout, stated_bytes
-from hdvpd.training.step import create_train_state, make_train_step
+from hdvpd.training.step import create_train_state, make_train_step, make_validate
 
 CONFIG = scenes.tiny_config(model={"unet_channels": (8,)}, train={"batch_size": 4, "num_rays": 24})
 
@@ -75,6 +75,41 @@ def test_devices_and_parts_change_rounding_only(monkeypatch, settings, model):
         assert sum(x.size for x in spread) > 0.8 * sum(
             x.size for x in jax.tree.leaves(state.opt_state)
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "windows", "at_once"),
+    [
+        ({"accumulate": 2}, 4, 2),
+        ({"accumulate": 4, "batch_size": 8}, 6, 1),  # six windows are not divided by four
+        ({"num_devices": 2, "accumulate": 2}, 4, 1),
+        ({"num_devices": 2, "accumulate": 2}, 3, 1),  # nor by two devices: each computes all
+    ],
+)
+def test_validation_goes_in_parts_as_the_step_does(monkeypatch, settings, windows, at_once):
+    sizes = []
+
+    class Counting(scenes.TinyModel):
+        def loss(self, batch, key, **options):
+            sizes.append(batch.start.shape[0])
+            return super().loss(batch, key, **options)
+
+    monkeypatch.setattr(step_module, "Model", Counting)
+    own = config(**settings)
+    layout = make_layout(own.train)
+    graphdef, state = create_train_state(own, scenes.SCENE)
+    batch = jax.tree.map(jnp.asarray, scenes.make_batch(windows, 4, 12, 16))
+    spread = windows % layout.mesh.size == 0
+    validate = make_validate(graphdef, layout, spread=spread)
+    alone = jax.device_get(make_validate(graphdef)(state.params, batch, jax.random.key(3)))
+    assert sizes == [windows]
+    sizes.clear()
+    place = layout.place_batch if spread else layout.place_everywhere
+    key = layout.place_everywhere(jax.random.key(3))
+    ours = validate(layout.place_everywhere(state.params), place(batch), key)
+    assert set(sizes) == {at_once}
+    for name, value in alone.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
 
 
 def test_a_step_exchanges_the_gradient_and_few_numbers_more(monkeypatch):

@@ -46,7 +46,7 @@ class Layout:
 
     Attributes:
       mesh: of all devices that take part, with the axis of windows.
-      parts: in how many parts, one after another, each device works off its windows.
+      parts: in how many parts, one after another, each device works off its windows, at least.
       shard_state: spread parameters and optimiser over the devices instead of repeating them.
     """
 
@@ -234,7 +234,7 @@ def local_devices(count: int, key: str) -> tuple[Any, ...]:
 
 
 def over_windows(compute: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
-    """Spread a mean over windows over the devices.
+    """Spread a mean over windows over the devices, each of which works off its own in parts.
 
     Args:
       compute: (parameters, some windows, key, place of the first in the batch) -> pytree of means
@@ -244,6 +244,7 @@ def over_windows(compute: Callable[..., Any], layout: Layout) -> Callable[..., A
     Returns:
       (parameters, batch, key) -> means over the batch, the same on every device.
     """
+    compute = in_parts(compute, layout.parts)
     if layout.mesh.size == 1:
         return lambda params, batch, key: compute(params, batch, key, 0)
 
@@ -261,6 +262,37 @@ def over_windows(compute: Callable[..., Any], layout: Layout) -> Callable[..., A
     )
 
 
+def in_parts(compute: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    """Work off windows in parts, one after another: that takes the memory of one.
+
+    Args:
+      compute: as for `over_windows`.
+      parts: at least so many, and as few more as divide the windows.
+
+    Returns:
+      A function like `compute`.
+    """
+
+    def of_windows(params: Params, batch: Batch, key: PRNGKey, first: Int[Array, ""] | int) -> Any:
+        size = batch.start.shape[0]
+        count = next(n for n in range(min(parts, size), size + 1) if size % n == 0)
+        if count == 1:
+            return compute(params, batch, key, first)
+        length = size // count
+
+        def add_part(total: Any, offset: Int[Array, ""]) -> tuple[Any, None]:
+            part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, offset, length), batch)
+            computed = compute(params, part, key, first + offset)
+            return jax.tree.map(jnp.add, total, computed), None
+
+        shapes = jax.eval_shape(compute, params, jax.tree.map(lambda x: x[:length], batch), key, 0)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        total, _ = jax.lax.scan(add_part, zeros, jnp.arange(count) * length)
+        return jax.tree.map(lambda x: x / count, total)
+
+    return of_windows
+
+
 def make_gradient(loss: Loss, layout: Layout) -> Gradient:
     """Make the gradient of a loss over a batch that lies as the layout says.
 
@@ -272,24 +304,7 @@ def make_gradient(loss: Loss, layout: Layout) -> Gradient:
     Returns:
       (parameters, batch, key) -> (loss over the batch, gradient), the same on every device.
     """
-    gradient = jax.value_and_grad(loss, has_aux=True)
-
-    def of_windows(params: Params, batch: Batch, key: PRNGKey, first: Int[Array, ""] | int) -> Any:
-        size = batch.start.shape[0] // layout.parts
-        if layout.parts == 1:
-            return gradient(params, batch, key, first)
-
-        def add_part(total: Any, offset: Int[Array, ""]) -> tuple[Any, None]:
-            part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, offset, size), batch)
-            computed = gradient(params, part, key, first + offset)
-            return jax.tree.map(jnp.add, total, computed), None
-
-        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[:size], batch), key, 0)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        total, _ = jax.lax.scan(add_part, zeros, jnp.arange(layout.parts) * size)
-        return jax.tree.map(lambda x: x / layout.parts, total)
-
-    return over_windows(of_windows, layout)
+    return over_windows(jax.value_and_grad(loss, has_aux=True), layout)
 
 
 def stated_bytes(program: str) -> dict[str, int]:

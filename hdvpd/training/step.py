@@ -17,7 +17,7 @@ from hdvpd.basics.types import Array, Batch, Int, PRNGKey, pytree
 from hdvpd.config import Config, SceneSpec
 from hdvpd.model import Model
 from hdvpd.training.optimizer import create_optimizer, in_rows, learning_rate
-from hdvpd.training.parallel import Layout, make_gradient, make_layout, over_windows
+from hdvpd.training.parallel import Layout, in_parts, make_gradient, make_layout, over_windows
 
 Params = Any
 Metrics = dict[str, jax.Array]
@@ -131,7 +131,7 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
 
 
 def make_validate(
-    graphdef: nnx.GraphDef, layout: Layout | None = None
+    graphdef: nnx.GraphDef, layout: Layout | None = None, *, spread: bool = True
 ) -> Callable[[Params, Batch, jax.Array], Metrics]:
     """Return the jitted validation loss of a batch, total and per predicted step.
 
@@ -140,7 +140,8 @@ def make_validate(
 
     Args:
       graphdef: of the model.
-      layout: spreads the windows over its devices; None lets every device compute all of them.
+      layout: of the training, or None on one device.
+      spread: the windows over the devices of the layout; else each computes all of them.
     """
 
     def validate(
@@ -151,6 +152,7 @@ def make_validate(
         metrics = {"loss": jnp.mean(per_step)}
         return metrics | {f"loss_step_{s}": per_step[s] for s in range(per_step.shape[0])}
 
-    if layout is None:
-        return jax.jit(lambda params, batch, key: validate(params, batch, key, 0))
+    if layout is None or not spread:
+        alone = in_parts(validate, 1 if layout is None else layout.parts)
+        return jax.jit(lambda params, batch, key: alone(params, batch, key, 0))
     return jax.jit(over_windows(validate, layout))

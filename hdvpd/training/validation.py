@@ -54,7 +54,7 @@ class Validation:
         self._size = max((n for n in range(1, limit + 1) if count % n == 0), default=1)
         self._parts = [held_out[i : i + self._size] for i in range(0, count, self._size)]
         self._spread = self._size % layout.mesh.size == 0
-        self._validate = make_validate(graphdef, layout if self._spread else None)
+        self._validate = make_validate(graphdef, layout, spread=self._spread)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """Trace the program that computes one part."""
