@@ -19,6 +19,7 @@ from hdvpd.data.calibration.check import check
 from hdvpd.data.calibration.clouds import choose_indexer, observe
 from hdvpd.data.calibration.estimate import describe_fit, estimate
 from hdvpd.data.calibration.explanation import explain, odd_episodes
+from hdvpd.data.calibration.proof_findings import world_findings
 from hdvpd.data.calibration.proofs import world_proofs
 from hdvpd.data.calibration.recording import read_sample
 from hdvpd.data.calibration.registration import LAST_M, Change, changed, register
@@ -213,6 +214,43 @@ def test_without_a_robot_handedness_is_said_to_be_open(path):
     assert report.passed
     assert report.world is None
     assert any("handedness and scale are not proven" in f.text for f in report.findings)
+
+
+def test_what_is_lacking_is_said_by_what_there_is_of_the_robot():
+    def text(points: int, has_model: bool) -> str:
+        (finding,) = world_findings(None, displaced=False, points=points, has_model=has_model)
+        assert finding.text.startswith("handedness and scale are not proven")
+        return finding.text
+
+    assert "--robot at import" in text(0, False)
+    assert "--robot at import" in text(1, False)  # tool centres alone
+    for points, words in [(3, "only 3 kinematic points and 8 are needed"), (20, "is it in view?")]:
+        assert words in text(points, True)
+        assert "--robot" not in text(points, True)
+
+
+def test_a_robot_that_no_camera_sees_is_not_asked_for_again(path):
+    """Data with a robot model, whose arm is out of all images: that --robot lacks is not said."""
+    dataset = Dataset(path)
+    for episode in dataset.episodes:
+        for name in ("robot/link_to_world", "robot/target_link_to_world"):
+            poses = dataset.read(episode.number, name).copy()
+            poses[..., :3, 3] += 50
+            replace_arrays(path, episode.number, {name: poses})
+    report = check(path, episodes=2, frames=2, backend="scipy")
+    assert report.world is None
+    (text,) = (f.text for f in report.findings if f.topic == "world")
+    assert "--robot" not in text
+    assert "no camera has anything near its kinematic points" in text
+
+
+def test_a_workspace_without_any_of_the_robot_fails_with_its_remedy(path):
+    edit_json(path / "dataset.json", workspace={"min": [5.0] * 3, "max": [6.0] * 3})
+    report = check(path, episodes=2, frames=2, backend="scipy")
+    assert report.verdict == "fail"
+    (found,) = (f for f in report.findings if f.topic == "workspace" and f.verdict == "fail")
+    assert "holds 0.0 % of the robot's points" in found.text
+    assert "Correct workspace in dataset.json" in found.text
 
 
 # --- Corrections ----------------------------------------------------------------------------------

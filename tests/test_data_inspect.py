@@ -104,6 +104,14 @@ def test_damage_in_what_is_shown_is_named(path):
         inspect(path)
 
 
+@pytest.mark.parametrize("kept", [100, -2])
+def test_a_damaged_robot_model_is_named_with_its_remedy(path, kept):
+    file = path / "robot.json"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(UserError, match=r"robot\.json cannot be read .*`hdvpd data robot "):
+        inspect(path)
+
+
 def test_a_frame_without_valid_depth_is_named(path):
     depth = np.ones((9, HEIGHT, WIDTH), np.float32)
     depth[8] = np.nan

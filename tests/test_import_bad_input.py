@@ -630,6 +630,12 @@ FOLDER_CASES = [
     Case("folder", "no joints", calibration(JOINTS=[]), ("names no joints",)),
     Case(
         "folder",
+        "joint twice",
+        calibration(JOINTS=[*sources.CALIBRATION_JOINTS, {"name": "shoulder"}]),
+        ("hdvpd_calibration.json: joints[0] and joints[3] are both named 'shoulder'; give each",),
+    ),
+    Case(
+        "folder",
         "unit in degrees",
         calibration(JOINTS=[{"name": "a", "unit": "deg"}]),
         ("joints[0].unit = 'deg'",),

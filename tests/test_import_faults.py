@@ -205,3 +205,58 @@ def test_an_unknown_format_is_said_before_anything_else(here, capsys):
     assert "'foo'" in printed
     assert all(name in printed for name in FORMATS)
     assert "bar" not in printed
+
+
+def turned(change: Any) -> None:
+    """Write the source's tables with other shoulder angles, measured and commanded."""
+    for table in Path("source").glob("take*/joints.csv"):
+        first, *rows = table.read_text().splitlines()
+        columns = [k for k, name in enumerate(first.split(",")) if name.startswith("shoulder")]
+        cells = [row.split(",") for row in rows]
+        for row in cells:
+            for k in columns:
+                row[k] = repr(change(float(row[k])))
+        table.write_text("\n".join([first, *map(",".join, cells)]) + "\n")
+
+
+def test_joints_in_degrees_are_refused_by_the_limits_of_the_model(originals, here, capsys):
+    shutil.copytree(originals / "folder", "source")
+    turned(lambda angle: 53 + 40 * angle)
+    printed = refused(capsys, "folder", "source", *ROBOT)
+    found = r"episode take0, frame \d: joint_positions: joint 'shoulder' is [3-9]\d"
+    assert re.search(found, printed), printed
+    assert "but the model's shoulder goes from -3 to 3 rad. Degrees? Joints are radians" in printed
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("beyond", "lines"), [(0.25, 0), (0.6, 1)])
+def test_a_joint_a_little_beyond_its_limit_is_at_most_one_warning(
+    beyond, lines, originals, here, capsys
+):
+    shutil.copytree(originals / "folder", "source")
+    turned(lambda angle: min(3 + beyond, 4 + angle))
+    command = ["data", "import", "folder", "source", "--out", "out", "--workers", "1", "--no-check"]
+    assert main([*command, *ROBOT]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if "beyond the lim" in line]
+    assert len(printed) == lines
+    if lines:
+        words = "warning: joints beyond the limits of the robot model in 4 of 4 episodes; the first"
+        assert printed[0].startswith(f"{words}: episode take0, frame 0: ")
+        assert "'shoulder' is 3.6, but the model's shoulder goes from -3 to 3 rad" in printed[0]
+
+
+def test_what_readers_would_refuse_is_refused_before_anything_is_written(
+    originals, here, capsys, monkeypatch
+):
+    """A source that names a joint twice left a data set with which the command failed for ever."""
+    from hdvpd.data.importers import sidecar
+
+    monkeypatch.setattr(sidecar, "_require_unique", lambda *_: None)
+    shutil.copytree(originals / "folder", "source")
+    file = Path("source/hdvpd_calibration.json")
+    raw = json.loads(file.read_text())
+    raw["joints"].append({"name": "elbow"})
+    file.write_text(json.dumps(raw))
+    printed = refused(capsys, "folder", "source", *ROBOT)
+    assert "source: robot.joints names 'elbow' twice" in printed
+    assert not Path("out/dataset.json").exists()

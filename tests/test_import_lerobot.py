@@ -333,7 +333,11 @@ def test_degrees_are_noticed_and_splits_are_kept(tmp_path, urdf):
     degrees = sources.Scene(np.rad2deg(SCENES[0].joints) + 90, SCENES[0].opening, SCENES[0].views)
     lerobot_sources.write_lerobot(path, [degrees, SCENES[1]])
     change_info(lambda info: info.update(splits={"train": "0:1", "val": "1:2"}))(path)
-    import_dataset("lerobot", path, out, robot=urdf)
+    with pytest.raises(UserError, match="Degrees\\? Joints are radians"):  # which the limits tell
+        import_dataset("lerobot", path, out, robot=urdf)
+    unlimited = tmp_path / "unlimited.urdf"
+    unlimited.write_text(urdf.read_text().replace('type="revolute"', 'type="continuous"'))
+    import_dataset("lerobot", path, out, robot=unlimited)
     assert [e.split for e in Dataset(out).episodes] == ["train", "validation"]
     meta = json.loads((writer.episode_folder(out, 0) / "episode.json").read_text())
     assert "joints shoulder, elbow reach" in meta["warnings"][0]

@@ -18,6 +18,7 @@ from hdvpd.config import DataConfig
 from hdvpd.data import checks, schema
 from hdvpd.data.mixture import require_fit
 from hdvpd.data.remote import RemotePath, locate
+from hdvpd.data.robot import read_robot
 from hdvpd.data.schema import EpisodeInfo
 from hdvpd.data.store import Dataset
 
@@ -30,7 +31,7 @@ def inspect(path: str | Path, out: Path | None = None) -> Path:
     """Print what a data set holds, write its contact sheet and return the sheet's path.
 
     Every array of every episode is opened and its shape and type checked; the images that are
-    shown are read.
+    shown and the robot's model are read.
 
     Args:
       path: of the data set, or its address.
@@ -41,6 +42,7 @@ def inspect(path: str | Path, out: Path | None = None) -> Path:
     """
     dataset = Dataset(path)
     dataset.check_arrays()
+    read_robot(dataset.path)  # nothing is shown of it, but damage is found here, not in a rollout
     # Names and paths of users hold brackets and colons, which are markup and emoji to rich.
     console = rich.console.Console(markup=False, emoji=False)
     chosen = _one_per_task(dataset.episodes)[:SHEET_EPISODES]

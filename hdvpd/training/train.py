@@ -33,6 +33,7 @@ from hdvpd.data.windows import OBSERVED_FRAMES, WindowIndex, read_window
 from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.together import Lower, compile_together
 from hdvpd.model.compiled import compile_model
+from hdvpd.training.first_look import require_something
 from hdvpd.training.interrupts import StopSignals
 from hdvpd.training.parallel import Layout, make_layout, offer_cores
 from hdvpd.training.preflight import wants_preflight
@@ -147,6 +148,9 @@ def run_steps(
     key = layout.place_everywhere(jax.random.key(config.train.seed))
     held_out = data.dataset, data.held_out
     validate = Validation(session, config, graphdef, *held_out, stop, layout)
+    if batch is not None and session.step == 0:
+        read = data.dataset, data.windows, data.scene
+        require_something(layout.local(batch), *read, config, session.team)
     if batch is not None:
         due = validate if data.held_out else None
         train_step = compile_ahead(session, train_step, (state, batch, key), due)

@@ -170,8 +170,12 @@ def _findings(
 ) -> Iterator[Finding]:
     """Judge the data set as a whole."""
     yield from _episode_findings(found, len(sample.episodes))
+    known = [len(m.robot) for m in sample.moments if m.robot is not None]
     yield from proof_findings.world_findings(
-        world, displaced=bool(found.robot) and found.evidence is not None
+        world,
+        displaced=bool(found.robot) and found.evidence is not None,
+        points=max(known, default=0),
+        has_model=read_robot(sample.dataset.path) is not None,
     )
     yield from proof_findings.robot_fit_findings(found, evidence)
     yield from findings.clock_findings(sample.dataset)

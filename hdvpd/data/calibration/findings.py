@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.types import Float
 from hdvpd.data import checks
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.calibration import limits, signals
@@ -250,9 +251,23 @@ def workspace_findings(
         low, high = np.array(info.workspace_min), np.array(info.workspace_max)
         inside = float(((robot >= low) & (robot <= high)).all(axis=1).mean())
         text = f"the workspace box holds {100 * inside:.1f} % of the robot's points"
-        good = inside >= limits.SUGGESTED_COVER
-        yield Finding("workspace", "pass" if good else "note", text)
+        if inside == 0:  # a box that holds the scene holds some of the robot that acts in it
+            text += (
+                f" (box: min {low.tolist()}, max {high.tolist()} m; the points lie within "
+                f"{_rounded(robot.min(axis=0))} to {_rounded(robot.max(axis=0))} m): nothing of "
+                "what is outside is learned. Is the box in metres and in the frame of the camera "
+                "poses? Correct workspace in dataset.json, or import again with another one in "
+                "--calibration"
+            )
+            yield Finding("workspace", "fail", text)
+        else:
+            good = inside >= limits.SUGGESTED_COVER
+            yield Finding("workspace", "pass" if good else "note", text)
     if suggested is not None:
         low, high = (corner.tolist() for corner in suggested)
         text = f"a box around what is seen near the robot: min {low}, max {high} m"
         yield Finding("workspace", "note", text)
+
+
+def _rounded(corner: Float[np.ndarray, "3"]) -> list[float]:
+    return [round(float(value), 3) for value in corner]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from hdvpd.data.calibration import limits
 from hdvpd.data.calibration.agreement import Evidence
 from hdvpd.data.calibration.explanation import Explanation
 from hdvpd.data.calibration.findings import Finding
@@ -76,17 +77,21 @@ def robot_fit_findings(found: Explanation, evidence: Evidence) -> Iterator[Findi
     yield Finding("diagnosis" if wrong else "robot", "fail" if wrong else "note", text)
 
 
-def world_findings(world: WorldProofs | None, *, displaced: bool) -> Iterator[Finding]:
+def world_findings(
+    world: WorldProofs | None, *, displaced: bool, points: int = 0, has_model: bool = False
+) -> Iterator[Finding]:
     """Judge handedness and scale of the world as a whole.
 
     Args:
       world: what the robot proves.
       displaced: whether another place of the robot explains what is seen.
+      points: kinematic points that the data have.
+      has_model: whether the data carry a model of the robot.
     """
     if world is None:
         text = (
             "handedness and scale are not proven: cameras agree in a mirrored or scaled world, "
-            "too; a robot model with link poses (--robot at import) would prove both"
+            f"too; {_lacking(points, has_model)}"
         )
         yield Finding("world", "unproven", text)
         return
@@ -112,6 +117,25 @@ def world_findings(world: WorldProofs | None, *, displaced: bool) -> Iterator[Fi
         percent = 100 * (world.scale - 1)
         text = f"scale: the robot excludes errors of {percent:.0f} % and more"
         yield Finding("world", "pass", text)
+
+
+def _lacking(points: int, has_model: bool) -> str:
+    """Say what would prove handedness and scale, by what there is of the robot."""
+    if points >= limits.MIN_SKELETON:
+        return (
+            "the robot would prove both, but no camera has anything near its kinematic points "
+            "where it could be seen: are camera poses, depth unit and the robot's base right, and "
+            "is it in view?"
+        )
+    if has_model and not points:
+        return "link poses of the data's robot model would prove both, but there are none"
+    if has_model:
+        return (
+            f"the data's robot model has only {points} kinematic points and {limits.MIN_SKELETON} "
+            "are needed: a model with more of the links between the base and the tool would prove "
+            "both"
+        )
+    return "a robot model with link poses (--robot at import) would prove both"
 
 
 def _sigmas(world: WorldProofs) -> str:

@@ -304,7 +304,8 @@ class _Problem:
             jacobian = np.einsum("mcpi,mpik->mcpk", directions, slopes)
             radii = typical(away)
             off = away - radii
-            scale = max(SCATTER_M, 1.4826 * float(np.nanmedian(np.abs(off))))
+            known = np.abs(off[~np.isnan(off)])  # none where no camera sees the robot
+            scale = max(SCATTER_M, 1.4826 * float(np.median(known)) if len(known) else 0.0)
             share = np.maximum(1 - np.square(np.nan_to_num(off, nan=np.inf) / (4.685 * scale)), 0)
             weights = np.square(share) / scale**2
             off = np.nan_to_num(off)

@@ -20,7 +20,14 @@ from hdvpd.basics.errors import UserError
 from hdvpd.data import episode_pool, metadata, schema, store, writer
 from hdvpd.data.adding_robot import misfits
 from hdvpd.data.calibration.recording import spread
-from hdvpd.data.importers import base, conversions, describe, readings, source_class
+from hdvpd.data.importers import (
+    base,
+    conversions,
+    describe,
+    joint_limits,
+    readings,
+    source_class,
+)
 from hdvpd.data.importers.describe import Job
 from hdvpd.data.importers.episode import check_depth, import_episode
 from hdvpd.data.importers.faults import BadEpisodeError
@@ -142,6 +149,8 @@ class _Import:
                     "another --out, or remove it."
                 )
             description = self._describe_first(missing)
+            # What readers would refuse is refused before anything is written, as the source's.
+            schema.parse_dataset(description, self._job.path)
         writer.make_dataset(self._job.out)
         if missing:
             writer.write_json(self._job.out / writer.INCOMPLETE, {"import": "under way"})
@@ -265,10 +274,15 @@ class _Import:
             writer.write_json(out / QUARANTINE, {"episodes": listed})
         (out / writer.INCOMPLETE).unlink(missing_ok=True)
         dataset = store.Dataset(out)
-        console.print(*misfits(dataset), sep="\n", end="")
+        console.print(*self._beyond_limits(dataset), *misfits(dataset), sep="", end="")
         counts = ", ".join(f"{len(dataset.split(s))} {s}" for s in schema.SPLITS)
         left_out = f"; {len(listed)} left out, see {out / QUARANTINE}" if listed else ""
         console.print(f"{out}: {len(dataset.episodes)} episodes ({counts}){left_out}.")
+
+    def _beyond_limits(self, dataset: store.Dataset) -> list[str]:
+        folders = (writer.episode_folder(dataset.path, e.number) for e in dataset.episodes)
+        described = [read_json(folder / "episode.json") for folder in folders]
+        return joint_limits.summarise({e["source"]: e.get("warnings", ()) for e in described})
 
     def _left_out(self, finished: Sequence[int]) -> list[dict[str, Any]]:
         """List the bad episodes of this import, and of earlier ones those that were not tried."""

@@ -72,7 +72,7 @@ def _meta(
         **judged,
         **prepared.meta,
         "source": episode.name,
-        "warnings": list(recording.warnings),
+        "warnings": [*recording.warnings, *prepared.warnings],
     }
 
 

@@ -15,6 +15,7 @@ from hdvpd.data import checks, pinhole
 from hdvpd.data.arrays import JOINT_POSITIONS, JOINT_TARGETS, LINKS, TARGET_LINKS
 from hdvpd.data.importers import base
 from hdvpd.data.importers.faults import SourcePlace
+from hdvpd.data.importers.joint_limits import judge_limits
 from hdvpd.data.importers.robot_model import RobotModel, UnusableRobotError, grippers_of
 from hdvpd.data.importers.steps import Steps, pick_steps
 from hdvpd.data.robot import describe_robot
@@ -56,6 +57,7 @@ class Prepared:
       meta: of episode.json: what joints and links are, and where they come from.
       report: how joints were matched, and how many steps are left out, for people.
       kinematics: of robot.json, where there is a robot model.
+      warnings: what the user should know of this episode.
     """
 
     rows: Int[np.ndarray, "t"]
@@ -66,6 +68,7 @@ class Prepared:
     meta: Mapping[str, Any]
     report: tuple[str, ...]
     kinematics: Mapping[str, Any] | None
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -> Prepared:
@@ -90,6 +93,10 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
         "skeleton": links.skeleton,
     }
     model, base_to_world = links.model, recording.base_to_world
+    recorded = {"joint_positions": (positions, rows)}
+    if recording.joint_targets is not None:
+        recorded["joint_targets"] = targets, steps.commanded
+    warning = model and judge_limits(model, recording.joints, place, recorded)
     return Prepared(
         rows=rows,
         sizes=sizes,
@@ -112,6 +119,7 @@ def prepare(recording: base.Recording, place: SourcePlace, settings: Settings) -
         },
         report=(*links.report, *steps.report()),
         kinematics=model and describe_robot(robot, model.text, model.moves(), base_to_world),
+        warnings=(warning,) if warning else (),
     )
 
 

@@ -152,6 +152,19 @@ class RobotModel:
             moves[column][name] = [factor, offset]
         return tuple(moves)
 
+    def limits(self) -> dict[str, tuple[bool, float, float]]:
+        """Return of every moved joint with limits whether it turns, and both limits [rad or m].
+
+        Those that follow others are left out: a model's author seldom minds their limits.
+        """
+        model = self._model
+        numbers = {name: model.joint(name).id for name in self._moved if name not in self._mimics}
+        return {
+            name: (bool(model.jnt_type[k] == 3), *model.jnt_range[k].tolist())
+            for name, k in numbers.items()
+            if model.jnt_limited[k]
+        }
+
     def skeleton(self, joints: Sequence[Joint]) -> dict[str, Any]:
         """Describe kinematic points for dataset.json: every link, and segments from far parents."""
         return {

@@ -97,6 +97,8 @@ def read_sidecar(file: Path) -> Sidecar:
     raw = _read(file)
     try:
         _require_known(raw, _KEYS, "it")
+        for key in ("joints", "end_effectors"):
+            _require_unique(_list(raw, key), key)
         return Sidecar(
             file=file,
             cameras={
@@ -249,6 +251,19 @@ def _require_known(raw: Mapping[str, Any], known: Sequence[str], key: str) -> No
             near = nearest(name, known)
             meant = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}."
             raise _FaultError(f"{key} has the unknown key {name!r}; {meant}")
+
+
+def _require_unique(entries: Sequence[Mapping[str, Any]], key: str) -> None:
+    """Refuse a name of two entries, which the finished data set could not be read with."""
+    first: dict[str, int] = {}
+    for k, entry in enumerate(entries):
+        name = str(entry.get("name"))
+        if name in first:
+            raise _FaultError(
+                f"{key}[{first[name]}] and {key}[{k}] are both named {name!r}; give each a name of "
+                "its own, or remove one."
+            )
+        first[name] = k
 
 
 def _matrix(raw: Any, shape: tuple[int, ...], key: str) -> np.ndarray:
