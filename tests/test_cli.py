@@ -95,6 +95,11 @@ def words_of(text: str) -> str:
         ),
         ("train demo --step x", ["--step", "'x'"]),
         ("train --resume nowhere", ["no run to resume at 'nowhere'", "runs, which holds"]),
+        ("train --resume runs/none", ["no run to resume at 'runs/none'", "in runs, which holds"]),
+        ("train demo --name ../x/y", ["--name ../x/y is a path", "--runs-dir"]),
+        ("train demo --name ..", ["--name .. is a path"]),
+        ("train --resume auto --name a/b", ["--name a/b is a path"]),
+        ("model convert", ["name what to convert", "hdvpd model convert runs/demo"]),
         ("train --resume auto", ["name an experiment"]),
         (
             "train debug --resume first --step 10 --name fork",
@@ -449,6 +454,38 @@ def test_resuming_a_run_takes_its_own_configuration(
         (config,), keywords = calls[-1]
         assert (config.train.seed, config.train.num_steps) == (5, 99)
         assert keywords["run_dir"] == tmp_path / "mine"
+
+
+def test_resuming_says_which_run_goes_on_and_refuses_another_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hdvpd import train
+
+    calls: list = []
+    monkeypatch.setattr(train, "main", recorder(calls))
+    run_dir, runs = tmp_path / "sub" / "a2", ["--runs-dir", str(tmp_path)]
+    (run_dir / "checkpoints" / "1").mkdir(parents=True)
+    for file in (run_dir / "config.toml", run_dir / "checkpoints" / "1" / "config.toml"):
+        file.write_text(to_toml(load_config("debug")))
+    for resume in ([str(run_dir)], ["sub/a2"], ["auto", "--name", "a2"]):
+        place = [*runs[:1], str(run_dir.parent)] if resume[0] == "auto" else runs
+        assert main(["train", "debug", "--resume", *resume, *place]) == 0
+        assert capsys.readouterr().out.startswith(f"continuing {run_dir}: ")
+        assert calls[-1][1]["run_dir"] == run_dir
+        assert calls[-1][1]["resume"] in (str(run_dir), "auto")
+        assert main(["train", "demo", "--resume", *resume, *place]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert f"{run_dir} was trained with" in printed.err
+        assert len(printed.err.splitlines()) == 1
+    assert len(calls) == 3
+    assert main(["train", "debug", "--resume", "auto", *runs]) == 0
+    assert capsys.readouterr().out.startswith(f"training {tmp_path / 'debug'}: ")
+    odd = tmp_path / "odd"
+    (odd / "checkpoints" / "1").mkdir(parents=True)
+    (odd / "config.toml").write_text(to_toml(load_config("debug")))
+    (odd / "checkpoints" / "1" / "config.toml").write_text("[[")
+    assert main(["train", "debug", "--resume", "odd", *runs]) == 0  # the training names it
 
 
 def test_eval_passes_runs_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:

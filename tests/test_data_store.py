@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,46 @@ def test_a_data_set_without_episodes_is_refused(path):
 def test_an_unknown_episode_is_refused(path):
     with pytest.raises(UserError, match="no episode 7"):
         Dataset(path).episode(7)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([0, 1, 2, 3], "0 to 3."),
+        ([0, 2, 3, 9], "0, 2 to 3, 9."),
+        ([5], "5."),
+        ([0, 1, 1_000_000, 1_000_001], "0 to 1, 1000000 to 1000001."),
+        (list(range(0, 40, 2)), "0, 2, 4, 6, 8, ..., 38."),
+    ],
+)
+def test_the_episodes_there_are_named(path, numbers, words):
+    dataset = Dataset(path)
+    dataset.episodes = tuple(replace(dataset.episodes[0], number=n) for n in numbers)
+    dataset._by_number = {}
+    with pytest.raises(UserError) as caught:
+        dataset.episode(7)
+    assert str(caught.value).endswith(f"has no episode 7; it has {words}")
+
+
+def test_an_episode_that_is_no_whole_number_is_refused(path):
+    # In a process of its own, as users have it: here annotations are checked too.
+    program = """
+import sys
+import numpy as np
+from hdvpd.basics.errors import UserError
+from hdvpd.data.store import Dataset
+dataset = Dataset(sys.argv[1])
+assert dataset.episode(np.int64(1)).number == 1
+for number in ("0", 0.0, None):
+    try:
+        dataset.episode(number)
+    except UserError as error:
+        print(error)
+"""
+    words = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = [line.rpartition("such as 0, not by ")[2] for line in done.stdout.splitlines()]
+    assert found == ["'0' (str).", "0.0 (float).", "None (NoneType)."]
 
 
 def test_identity_follows_content_and_not_place(path, tmp_path):

@@ -51,3 +51,17 @@ def test_only_failures_of_the_system_are_explained():
         files.explain_write_errors("episode 3", "Free space."),
     ):
         raise ValueError("shapes differ")
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_a_lock_that_cannot_be_had_ends_with_a_message(tmp_path, monkeypatch, changing):
+    monkeypatch.setattr(files, "_PAUSE_S", 0)
+    place = tmp_path if changing else Path("/proc")  # where no file can be made
+    if changing:  # as on a disk that gives a file another number every time
+        monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    message = rf"Could not write {place}: .*\. Go elsewhere\."
+    with (
+        pytest.raises(UserError, match=message),
+        files.locked(place / ".lock-x", "in use", "Go elsewhere."),
+    ):
+        pass

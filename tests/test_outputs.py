@@ -2,8 +2,9 @@
 
 import pytest
 
+from hdvpd.__main__ import main
 from hdvpd.basics.errors import UserError
-from hdvpd.evaluation.outputs import publish, staging_folder
+from hdvpd.evaluation.outputs import publish, require_place, staging_folder
 
 
 def write(target, report, files):
@@ -98,3 +99,77 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
     with pytest.raises(UserError, match=r"Could not write .*eval"):
         start()
+
+
+def make(*files):
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Two runs, a data set, a user's own folder, and an earlier evaluation."""
+    for name in "ab":
+        make(tmp_path / "runs" / name / "config.toml", tmp_path / "runs" / name / "scene.json")
+    make(tmp_path / "data" / "dataset.json", tmp_path / "data" / "episodes" / "0" / "episode.json")
+    make(tmp_path / "own" / "metrics.csv", tmp_path / "own" / "report" / "index.html")
+    make(tmp_path / "earlier" / "metrics.json", tmp_path / "runs" / "b" / "eval" / "metrics.json")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("out", "names", "words"),
+    [
+        ("own", "a", "is no earlier evaluation"),
+        ("runs", "a", "is no earlier evaluation"),
+        ("data", "a", "the folder of a data set"),
+        ("data/new", "a", "the folder of a data set"),
+        ("runs/a", "a", "leave --out out for"),
+        ("runs/a", "ab", "the folder of a run"),
+        ("runs/a/eval", "ab", "the folder of a run"),
+        ("runs/b/eval", "a", "the folder of a run"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(places, capsys, out, names, words):
+    before = contents(places)
+    runs = [str(places / "runs" / name) for name in names]
+    assert main(["eval", *runs, "--out", str(places / out)]) == 2
+    message = capsys.readouterr().err
+    assert f"--out {places / out}" in message
+    assert words in message
+    assert "hoose a" in message
+    assert contents(places) == before
+
+
+@pytest.mark.parametrize(
+    ("out", "names"),
+    [
+        ("new", "ab"),
+        ("empty", "ab"),
+        ("earlier", "ab"),
+        ("runs/comparison", "ab"),
+        ("runs/a/eval", "a"),
+        ("runs/a/contacts", "a"),
+        ("runs/b/eval", "b"),
+    ],
+)
+def test_a_new_folder_and_an_earlier_evaluation_are_taken(places, out, names):
+    require_place(places / out, [places / "runs" / name for name in names])
+
+
+def test_what_a_killed_evaluation_left_is_taken(tmp_path):
+    make(tmp_path / "out" / ".partial-4711" / "metrics.json", tmp_path / "out" / "episodes.csv")
+    require_place(tmp_path / "out", [tmp_path / "a"])
+    make(tmp_path / "moved" / "previous-1" / "metrics.json", tmp_path / "moved" / "episodes.csv")
+    require_place(tmp_path / "moved", [tmp_path / "a"])
+
+
+def test_files_without_numbers_are_kept_too(tmp_path):
+    make(tmp_path / "eval" / "metrics.csv", tmp_path / "report" / "index.html")
+    write(tmp_path / "eval", tmp_path / "report" / "index.html", {**FILES, "metrics.csv": "1"})
+    found = contents(tmp_path)
+    assert (found["eval/metrics.csv"], found["report/index.html"]) == ("1", "page")
+    kept = "eval/previous-1"
+    assert found[f"{kept}/metrics.csv"] == found[f"{kept}/report.html"] == "mine"

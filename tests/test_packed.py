@@ -182,6 +182,22 @@ def test_the_card_states_what_made_the_model_and_what_it_scored(run, tmp_path, c
         assert "a packed model is a .zip file" in capsys.readouterr().err
 
 
+def test_a_run_to_pack_is_found_by_its_name_and_a_wrong_one_named(
+    run, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hdvpd.evaluation.model_card.write_card", lambda *_: "card")
+    assert command(["model", "pack", "mine", "--out", "mine.zip"]) == 0
+    assert (tmp_path / "mine.zip").is_file()
+    capsys.readouterr()
+    assert command(["model", "pack", "runs/mien", "--out", "other.zip"]) == 2
+    message = capsys.readouterr().err
+    assert "runs/mien is no run folder" in message
+    assert "runs/ holds mine" in message
+
+
 def test_hours_are_those_of_the_steps(tmp_path, debug_config):
     records = [
         {"kind": "start", "step": 0},

@@ -53,10 +53,11 @@ def tiny() -> Iterator[None]:
     shared: dict[tuple[Any, ...], Any] = {}
 
     def sharing(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_once(*arguments: Any) -> Any:
-            key = (make, *(config_identity(a) if isinstance(a, Config) else a for a in arguments))
+        def make_once(*arguments: Any, **options: Any) -> Any:
+            given = (*arguments, *options.items())
+            key = (make, *(config_identity(a) if isinstance(a, Config) else a for a in given))
             if key not in shared:
-                shared[key] = make(*arguments)
+                shared[key] = make(*arguments, **options)
             return shared[key]
 
         return make_once

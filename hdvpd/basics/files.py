@@ -5,8 +5,10 @@ locked (`locked`); the system frees the lock of a process however it ends.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,6 +17,9 @@ from hdvpd.basics.errors import UserError
 
 LOCK = ".lock"
 """Lies in a folder while a process writes there."""
+
+_TRIES, _PAUSE_S = 50, 0.01
+"""How often a lock is tried that others make and remove at the same time."""
 
 
 class FolderInUseError(UserError):
@@ -99,11 +104,14 @@ def locked(file: Path, refusal: str, remedy: str) -> Iterator[None]:
 
 def _take_lock(file: Path) -> IO[str] | None:
     """Return the open, locked file; None if another process holds it."""
-    while True:
+    for left in reversed(range(_TRIES)):
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             held = file.open("w")
         except FileNotFoundError:  # who held it has just removed the empty folder
+            if not left:  # or it is a folder that takes no files, as /proc is
+                raise
+            time.sleep(_PAUSE_S)
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,6 +125,7 @@ def _take_lock(file: Path) -> IO[str] | None:
             if os.path.samestat(os.fstat(held.fileno()), file.stat()):
                 return held
         held.close()
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(file))
 
 
 @contextlib.contextmanager

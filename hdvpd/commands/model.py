@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from hdvpd.basics.errors import UserError
 from hdvpd.commands.base import AbstractCommand, announce
 from hdvpd.commands.flags import config_flags, optional
 from hdvpd.config.experiments import load_config
@@ -64,6 +65,12 @@ class Convert(AbstractCommand):
 
     def run(self) -> None:
         """Convert."""
+        if not self.paths:
+            raise UserError(
+                "name what to convert: experiment files or folders of runs, for example "
+                "`hdvpd model convert runs/demo`."
+            )
+
         from hdvpd.training.convert import convert
 
         for path in self.paths:
@@ -81,7 +88,7 @@ class Pack(AbstractCommand):
     """
 
     run_dir: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(name="run", metavar="RUN")]]
-    """Folder of the run."""
+    """Folder of the run, or its name in runs/."""
     out: Annotated[Path, optional("FILE")]
     """Where to; the card is written beside it, as .md."""
     step: Annotated[int | None, optional("INT")] = None
@@ -91,13 +98,14 @@ class Pack(AbstractCommand):
         """Pack."""
         announce("packing", self.run_dir)
 
-        from hdvpd.basics.errors import UserError
         from hdvpd.basics.files import write
         from hdvpd.evaluation.model_card import write_card
         from hdvpd.training.checkpoints import CheckpointStore
         from hdvpd.training.packed import pack
+        from hdvpd.training.run_folder import RunFolder
 
-        store = CheckpointStore(self.run_dir)
+        run_dir = RunFolder.find(self.run_dir).path
+        store = CheckpointStore(run_dir)
         if self.out.suffix != ".zip":
             raise UserError(
                 f"--out {self.out}: a packed model is a .zip file, and its card lies beside it; "
@@ -111,8 +119,8 @@ class Pack(AbstractCommand):
             )
         step = store.sound_step(self.step)
         config, _, progress = store.read_origin(step)
-        card = write_card(self.run_dir, config, self.out.stem, step, progress["dataset"])
-        pack(self.run_dir, self.out, step)
+        card = write_card(run_dir, config, self.out.stem, step, progress["dataset"])
+        pack(run_dir, self.out, step)
         write(page, card, "Free some space or choose another --out.")
         print(f"model  {self.out} ({self.out.stat().st_size:,} bytes)\ncard   {page}")
 

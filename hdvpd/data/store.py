@@ -27,6 +27,8 @@ from hdvpd.data.writer import episode_folder
 
 _OPEN_ARRAYS = 4096
 _OPENED_AT_ONCE = 16
+_RANGES = 6
+"""Ranges of numbers that a message names."""
 
 
 class Dataset:
@@ -168,14 +170,28 @@ class Dataset:
         """Return what is known of one episode.
 
         Raises:
-          UserError: there is no such episode.
+          UserError: there is no such episode, or it is not given by a whole number.
         """
+        if not isinstance(number, int | np.integer):  # 3.0 equals 3, but names no folder
+            raise UserError(
+                f"An episode is given by its number, a whole one such as {self.episodes[0].number},"
+                f" not by {number!r} ({type(number).__name__})."
+            )
         if number not in self._by_number:
             raise UserError(
-                f"The data set {self.title} has no episode {number}; it has "
-                f"{self.episodes[0].number} to {self.episodes[-1].number}."
+                f"The data set {self.title} has no episode {number}; it has {self._numbers()}."
             )
         return self._by_number[number]
+
+    def _numbers(self) -> str:
+        """Name the numbers of the episodes, those that follow each other as a range."""
+        numbers = [episode.number for episode in self.episodes]
+        first = [n for k, n in enumerate(numbers) if k == 0 or numbers[k - 1] != n - 1]
+        last = [n for k, n in enumerate(numbers) if n + 1 not in numbers[k + 1 : k + 2]]
+        ranges = [f"{a} to {b}" if a < b else f"{a}" for a, b in zip(first, last, strict=True)]
+        if len(ranges) > _RANGES:
+            ranges = [*ranges[: _RANGES - 1], "...", ranges[-1]]
+        return ", ".join(ranges)
 
     def objects(self, episode: EpisodeInfo) -> tuple[schema.ObjectInfo, ...]:
         """Return the objects of an episode, in the order of `truth/object_to_world`."""

@@ -33,7 +33,7 @@ from hdvpd.evaluation.episodes import (
 from hdvpd.evaluation.motion_plots import judge_motion, write_motion
 from hdvpd.evaluation.motion_tables import motion_tables, summarize_motion
 from hdvpd.evaluation.objects import all_windows, evaluate_motion, has_motion_truth
-from hdvpd.evaluation.outputs import METRICS_FILE, publish, staging_folder
+from hdvpd.evaluation.outputs import METRICS_FILE, publish, require_place, staging_folder
 from hdvpd.evaluation.pixel_tables import summarize_pixels
 from hdvpd.evaluation.results import (
     ORIGIN,
@@ -83,17 +83,10 @@ def main(
     # The primary first, for it may have to unpack a model for all.
     team.together(lambda: find_runs(runs) if team.primary else None)
     folders = team.together(lambda: find_runs(runs))
-    if out is None and len(folders) > 1:
-        raise UserError(
-            f"{len(folders)} runs are compared in one place: say where with --out DIR, for example "
-            "--out runs/comparison."
-        )
     if steps is not None:
         given = overrides or {}
         overrides = {**given, "eval": {**given.get("eval", {}), "num_steps": steps}}
-    first = next(iter(folders.values()))
-    target = first / "eval" if out is None else out
-    report = (first if out is None else out) / "report" / "index.html"
+    target, report = team.together(lambda: find_place(list(folders.values()), out, team))
     with contextlib.ExitStack() as opened:
         # Processes but the primary compute, and neither write nor talk.
         place = staging_folder(target) if team.primary else contextlib.nullcontext(target)
@@ -113,6 +106,24 @@ def main(
     for name, evaluation in evaluations.items():
         print_summary(name, evaluation)
     _say_where(target, report, videos)
+
+
+def find_place(runs: Sequence[Path], out: Path | None, team: Team) -> tuple[Path, Path]:
+    """Say where results and report go; only the primary, which writes, looks at what is there.
+
+    Raises:
+      UserError: several runs have no place, or the one given belongs to something else.
+    """
+    if out is None and len(runs) > 1:
+        raise UserError(
+            f"{len(runs)} runs are compared in one place: say where with --out DIR, for example "
+            "--out runs/comparison."
+        )
+    if out is None:
+        return runs[0] / "eval", runs[0] / "report" / "index.html"
+    if team.primary:
+        require_place(out, runs)
+    return out, out / "report" / "index.html"
 
 
 def find_runs(runs: Sequence[Path]) -> dict[str, Path]:

@@ -69,12 +69,7 @@ class RunFolder:
           UserError: the run to start exists, the run to resume does not or has no checkpoint, a
             step makes no sense, or no checkpoint can be saved below such a path.
         """
-        whole = str(run_dir.absolute())
-        if glob.escape(whole) != whole:
-            raise UserError(
-                f"The run folder {run_dir} would have *, ? or [ in its path {whole}, with which "
-                f"checkpoints cannot be saved. Choose {ELSEWHERE}."
-            )
+        _require_plain(run_dir)
         if resume == "auto":
             return cls(run_dir)
         if resume is not None:
@@ -85,6 +80,7 @@ class RunFolder:
                     f"{run_dir.parent}, which holds {_names(run_dir.parent)}. Give one of these, "
                     "or --resume auto."
                 )
+            _require_plain(found.path)
             if not found.checkpoints().steps():
                 raise UserError(
                     f"{found.path} has no checkpoint to continue from. Put its checkpoints/ back, "
@@ -186,6 +182,23 @@ class RunFolder:
         values = [r.get(key) for r in read_records(self.path / file) if r["kind"] == kind]
         return tuple(value for value in values if isinstance(value, int | float))
 
+    def require_experiment(self, config: Config) -> None:
+        """Refuse another experiment than the run's before its data are opened.
+
+        `require_same` asks again, and of the data too.
+
+        Raises:
+          UserError: naming the first setting that differs.
+        """
+        saved = sorted((self.path / "checkpoints").glob("[0-9]*/config.toml"))
+        if not saved:
+            return
+        try:
+            own = read_toml(saved[-1])
+        except UserError:  # what is wrong with a checkpoint is said when it is read
+            return
+        self._require_settings(own, config)
+
     def require_same(
         self, saved: Config, config: Config, *, saved_dataset: str, dataset: str
     ) -> None:
@@ -194,15 +207,7 @@ class RunFolder:
         Raises:
           UserError: naming the first setting that differs, or the data set.
         """
-        old, new = _binding_values(saved), _binding_values(config)
-        for key in dict.fromkeys([*old, *new]):
-            if old.get(key) != new.get(key):
-                hint = " (it shapes the cosine schedule)" if key == "train.num_steps" else ""
-                raise UserError(
-                    f"{self.path} was trained with {key} = {old.get(key)!r}, but this command says "
-                    f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
-                    f"{self.config_file}, or choose {ELSEWHERE}."
-                )
+        self._require_settings(saved, config)
         then, now = saved_dataset.split("+"), dataset.split("+")
         if len(then) != len(now):
             raise UserError(
@@ -217,6 +222,26 @@ class RunFolder:
                     f"data.path = {path!r} has {found}: resuming continues a run exactly. Point "
                     f"data.path at the same data, or choose {ELSEWHERE}."
                 )
+
+    def _require_settings(self, saved: Config, config: Config) -> None:
+        old, new = _binding_values(saved), _binding_values(config)
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                hint = " (it shapes the cosine schedule)" if key == "train.num_steps" else ""
+                raise UserError(
+                    f"{self.path} was trained with {key} = {old.get(key)!r}, but this command says "
+                    f"{new.get(key)!r}{hint}: resuming continues a run exactly. Use its own "
+                    f"{self.config_file}, or choose {ELSEWHERE}."
+                )
+
+
+def _require_plain(run_dir: Path) -> None:
+    whole = str(run_dir.absolute())
+    if glob.escape(whole) != whole:
+        raise UserError(
+            f"The run folder {run_dir} would have *, ? or [ in its path {whole}, with which "
+            f"checkpoints cannot be saved. Choose {ELSEWHERE}."
+        )
 
 
 def _names(runs_dir: Path) -> str:

@@ -185,8 +185,13 @@ def _read_csv(file: Path, robot: Robot) -> np.ndarray:
         names = cells.pop(0)
         if sorted(names) != sorted(robot.joints):
             wrong = next((n for n in names if n not in robot.joints), None)
+            twice = next((n for n in robot.joints if names.count(n) > 1), None)
             missing = next((n for n in robot.joints if n not in names), None)
-            which = f"{wrong!r} is no joint" if wrong else f"{missing!r} is missing"
+            which = f"{missing!r} is missing"
+            if wrong is not None:
+                which = f"{wrong!r} is no joint"
+            elif twice is not None:
+                which = f"{twice!r} is there {names.count(twice)} times"
             raise UserError(
                 f"{file}: the first line should name every joint of the robot once: {which}. They "
                 f"are {', '.join(robot.joints)}."

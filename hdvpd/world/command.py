@@ -22,11 +22,13 @@ from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.world.actions import read_actions, too_fast
 from hdvpd.world.base import World
 from hdvpd.world.loading import load
-from hdvpd.world.outputs import Plan, mean_table, write_index, write_plan
+from hdvpd.world.outputs import ROLLOUT_FILE, STATE_FILE, Plan, mean_table, write_index, write_plan
 from hdvpd.world.state import State
 from hdvpd.world.truth import read_truth, score
 
 RECORDED = "recorded"
+_TAKEN = (ROLLOUT_FILE, STATE_FILE, "index.html", ".", "..")
+"""What plans' folders cannot be called: the files beside them, and the folder of all."""
 _REMEDY = "Free space or permit writing there, and run the same command again."
 
 
@@ -125,11 +127,12 @@ def _order(
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Number names that are there already, as of files in other folders."""
+    """Number names that are there already, as of files in other folders or of the page."""
     taken: list[str] = []
     for name in names:
         numbered = (f"{name}-{k}" for k in itertools.count(2))
-        free = name if name not in taken else next(n for n in numbered if n not in (*taken, *names))
+        is_free = name not in (*taken, *_TAKEN)
+        free = name if is_free else next(n for n in numbered if n not in (*taken, *names))
         taken.append(free)
     return taken
 
