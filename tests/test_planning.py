@@ -283,7 +283,7 @@ def test_slopes_are_those_of_differences():
 def test_an_object_that_no_particle_shows_is_one_message():
     state = make_state(np.zeros((3, 3)))
     with pytest.raises(UserError, match="No particle of the state"):
-        Sum(((1.0, GoalPlace(near((1.0, 1.0, 1.0), 0.1))),)).check(state)
+        Sum(((1.0, GoalPlace(near((1.0, 1.0, 1.0), 0.1), (0.0, 0.0, 0.0))),)).check(state)
 
 
 class PushedPoint:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Camera, Float, UInt8
+from hdvpd.config.settings import require
 from hdvpd.world.future import Future
 from hdvpd.world.state import Place, State
 
@@ -128,7 +129,15 @@ class GoalPlace(AbstractObjectCost):
       goal: the place (x, y, z); a coordinate of NaN does not count.
     """
 
-    goal: Sequence[float] = (np.nan, np.nan, np.nan)
+    goal: Sequence[float]
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        goal = np.asarray(self.goal, np.float64)
+        good = goal.shape == (3,) and not np.isinf(goal).any() and not np.isnan(goal).all()
+        # Of NaN alone, every plan would be best.
+        remedy = "use (x, y, z) in metres; NaN where one does not count, but not for all three"
+        require(bool(good), "goal", goal.tolist(), remedy)
 
     @property
     def goals(self) -> tuple[Sequence[float], ...]:
@@ -160,12 +169,26 @@ class GoalPose(AbstractObjectCost):
 
     motion: Float[np.ndarray, "4 4"] | None = None
 
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        if self.motion is not None:
+            motion = np.asarray(self.motion, np.float64)
+            good = motion.shape == (4, 4) and _is_rigid(motion)
+            remedy = "use a pose (4, 4): a rotation, a shift in metres, and 0 0 0 1 below"
+            require(good, "motion", motion.tolist(), remedy)
+
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return the mean distances."""
         motion = np.eye(4) if self.motion is None else np.asarray(self.motion, np.float64)
         now = future.start.current.positions[object_rows(future.start, self.place)]
         wanted = now @ motion[:3, :3].T + motion[None, :3, 3]
         return np.linalg.norm(self.path(future)[:, -1] - wanted[None], axis=-1).mean(-1)
+
+
+def _is_rigid(motion: Float[np.ndarray, "4 4"]) -> bool:
+    turn = motion[:3, :3]
+    square = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
+    return bool(square and np.isfinite(motion).all() and (motion[3] == [0, 0, 0, 1]).all())
 
 
 @dataclass(frozen=True)
@@ -177,6 +200,10 @@ class Lift(AbstractObjectCost):
     """
 
     height: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        require(0 <= self.height < np.inf, "height", self.height, "use 0 or more metres")
 
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return what is missing."""
@@ -201,6 +228,11 @@ class Clearance(AbstractObjectCost):
     """
 
     margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        # Without a margin every plan would be best.
+        require(0 < self.margin < np.inf, "margin", self.margin, "use more than 0 metres")
 
     def __call__(self, future: Future) -> Float[np.ndarray, "b"]:
         """Return the mean over steps and kinematic points."""
@@ -241,6 +273,14 @@ class GoalImage(AbstractCost):
     camera: str | Camera
     image: UInt8[np.ndarray, "h w 3"]
 
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        image = np.asarray(self.image)
+        good = image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3 and image.size
+        found = str(image.dtype), image.shape
+        remedy = "use colours 0..255 as uint8, axes (height, width, 3)"
+        require(bool(good), "type and shape of image", found, remedy)
+
     @property
     def needs_images(self) -> bool:
         """True."""
@@ -267,6 +307,12 @@ class Sum(AbstractCost):
     """
 
     terms: tuple[tuple[float, AbstractCost], ...]
+
+    def __post_init__(self) -> None:
+        """Validate; never mutate."""
+        weights = [weight for weight, _ in self.terms]
+        good = bool(weights) and bool(np.isfinite(weights).all())
+        require(good, "weights of terms", weights, "use one term or more, each of finite weight")
 
     @property
     def needs_images(self) -> bool:

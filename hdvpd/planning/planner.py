@@ -8,6 +8,7 @@ import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float
+from hdvpd.config.settings import Count, Settings, require
 from hdvpd.planning.costs import AbstractCost, require_in_workspace
 from hdvpd.planning.solvers import ICEM, AbstractSolver, Search
 from hdvpd.planning.spaces import AbstractSpace
@@ -60,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Planner:
+class Planner(Settings):
     """Chooses plans by what a world model predicts.
 
     Attributes:
@@ -76,8 +77,8 @@ class Planner:
     cost: AbstractCost
     space: AbstractSpace
     solver: AbstractSolver = field(default_factory=ICEM)
-    iterations: int = 4
-    chunk: int = 1
+    iterations: Count = 4
+    chunk: Count = 1
 
     def plan(
         self,
@@ -96,12 +97,12 @@ class Planner:
             less.
 
         Raises:
-          UserError: the cost does not fit the state, its goal lies outside the workspace, or no
-            candidate has a finite cost.
+          UserError: as `check_start`; `warm` or `rest` are of another space; or no candidate has a
+            finite cost.
         """
         begin = time.perf_counter()
-        self.cost.check(state)
-        require_in_workspace(self.cost.goals, getattr(self.world, "workspace", None))
+        self.check_start(state, rng)
+        self._check_former(warm, rest)
         search = warm or self.solver.start(self.space.knots, self.space.variables)
         best_cost, best = np.inf, None
         best_costs, mean_costs = [], []
@@ -131,6 +132,30 @@ class Planner:
             seconds=time.perf_counter() - begin,
         )
 
+    def check_start(self, state: State, rng: np.random.Generator) -> None:
+        """Refuse what no search can start from, before anything is rolled out.
+
+        Raises:
+          UserError: the cost does not fit the state, its goal lies outside the workspace, or `rng`
+            is no generator.
+        """
+        # Not a seed: with the same one at every decision the same candidates would be drawn.
+        remedy = "use a generator, np.random.default_rng(0) for one whose draws can be repeated"
+        require(isinstance(rng, np.random.Generator), "rng", rng, remedy)
+        self.cost.check(state)
+        require_in_workspace(self.cost.goals, getattr(self.world, "workspace", None))
+
+    def _check_former(self, warm: Search | None, rest: Float[np.ndarray, "s j"] | None) -> None:
+        """Refuse what numpy would stretch to the space, or compare at another end."""
+        if warm is not None:
+            wanted = (self.space.knots, self.space.variables)
+            remedy = f"use a search of this space, {wanted}: knots, variables"
+            require(warm.mean.shape == wanted, "shape of warm", warm.mean.shape, remedy)
+        if rest is not None:
+            wanted = (self.space.horizon, len(self.space.robot.joints))
+            remedy = f"use as many targets as a plan of this space, {wanted}: steps, joints"
+            require(np.shape(rest) == wanted, "shape of rest", np.shape(rest), remedy)
+
     def costs(self, state: State, targets: Float[np.ndarray, "k s j"]) -> Float[np.ndarray, "k"]:
         """Predict what plans cost; a prediction that is not finite costs infinitely much."""
         future = self.world.rollout(
@@ -141,5 +166,10 @@ class Planner:
 
 
 def remaining(plan: Float[np.ndarray, "s j"], done: int) -> Float[np.ndarray, "s j"]:
-    """Return what is left of a plan after some of its steps; then the robot stays at its end."""
-    return np.concatenate([plan[done:], np.repeat(plan[-1:], min(done, len(plan)), axis=0)])
+    """Return what is left of a plan after some of its steps; then the robot stays at its end.
+
+    Raises:
+      UserError: the plan has not as many steps.
+    """
+    require(0 <= done <= len(plan), "done", done, f"use a number from 0 to {len(plan)}, its steps")
+    return np.concatenate([plan[done:], np.repeat(plan[-1:], done, axis=0)])

@@ -14,7 +14,9 @@ import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float
+from hdvpd.config.settings import Count, require
 from hdvpd.planning.inverse_kinematics import link_number
+from hdvpd.planning.limits import AmountOrZero, Corner
 from hdvpd.planning.spaces import AbstractSpace, follow, present_joints
 from hdvpd.world.state import State
 
@@ -47,9 +49,17 @@ class AbstractSkill(AbstractSpace):
       centre: of the object now [m].
     """
 
-    knots: int = 1
+    knots: Count = 1
     link: str = ""
-    centre: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    centre: Corner = (0.0, 0.0, 0.0)
+
+    def check(self) -> None:
+        """Require one knot, and steps enough to come to the object and act on it."""
+        require(self.knots == 1, "knots", self.knots, "leave it out, a skill has one knot")
+        least = REACH_STEPS + 2
+        require(
+            self.horizon >= least, "horizon", self.horizon, f"use {least} or more control steps"
+        )
 
     @abstractmethod
     def way(self, tool: Float[np.ndarray, "3"], variables: Float[np.ndarray, "d"]) -> Way:
@@ -140,7 +150,7 @@ class Grasp(AbstractSkill):
     joint: str = ""
     height: float = 0.07
     openings: tuple[float, float] = (0.05, 0.02)
-    lift: float = 0.2
+    lift: AmountOrZero = 0.2
 
     @property
     def variables(self) -> int:

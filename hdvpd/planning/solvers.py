@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hdvpd.basics.types import Float
+from hdvpd.config.settings import Count, DecayRate, Positive, Settings, require
+from hdvpd.planning.limits import Amount, AmountOrZero, Share
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,13 @@ class Search:
     elites: Float[np.ndarray, "e q d"]
 
     def shifted(self, knots: int, std: float) -> "Search":
-        """Return the warm start of the next plan: `knots` are done, the last one is repeated."""
+        """Return the warm start of the next plan: `knots` are done, the last one is repeated.
+
+        Raises:
+          UserError: `knots` or `std` are negative.
+        """
+        require(knots >= 0, "knots", knots, "use how many are done, 0 or more")
+        require(0 <= std < np.inf, "std", std, "use a spread that is 0 or more, and finite")
 
         def shift(x: np.ndarray) -> np.ndarray:
             last = np.repeat(x[..., -1:, :], min(knots, x.shape[-2]), axis=-2)
@@ -39,7 +47,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class AbstractSolver:
+class AbstractSolver(Settings):
     """Search by sampling.
 
     Attributes:
@@ -47,8 +55,8 @@ class AbstractSolver:
       init_std: spread of the first round's, in normalised units.
     """
 
-    num_samples: int = 32
-    init_std: float = 0.5
+    num_samples: Count = 32
+    init_std: Amount = 0.5
 
     def start(self, knots: int, variables: int) -> Search:
         """Return the search before the first round: centred, as wide as `init_std`."""
@@ -103,14 +111,14 @@ class CEM(AbstractSolver):
     """Cross-entropy method (Rubinstein, 1999): a Gaussian fitted to the elites.
 
     Attributes:
-      num_elites: best candidates that the next round is fitted to.
+      num_elites: best candidates that the next round is fitted to; all where fewer are drawn.
       min_std: least spread.
       momentum: share of the old mean and spread in the new ones.
     """
 
-    num_elites: int = 6
-    min_std: float = 0.05
-    momentum: float = 0.1
+    num_elites: Count = 6
+    min_std: AmountOrZero = 0.05
+    momentum: DecayRate = 0.1
 
     def tell(
         self,
@@ -137,8 +145,8 @@ class ICEM(CEM):
       keep_fraction: share of the elites that are candidates of the next round.
     """
 
-    noise_beta: float = 2.0
-    keep_fraction: float = 0.3
+    noise_beta: AmountOrZero = 2.0
+    keep_fraction: Share = 0.3
 
     def ask(self, search: Search, rng: np.random.Generator) -> Float[np.ndarray, "k q d"]:
         """Draw smooth deviations, and some of the last elites."""
@@ -160,7 +168,7 @@ class MPPI(AbstractSolver):
         standard deviation of the round's costs, so that costs of any unit do.
     """
 
-    temperature: float = 0.3
+    temperature: Positive = 0.3
 
     def tell(
         self,

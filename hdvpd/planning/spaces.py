@@ -7,13 +7,15 @@ import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float
+from hdvpd.config.settings import Count, Settings, require
 from hdvpd.data.robot import Robot
 from hdvpd.planning.inverse_kinematics import link_number, solve_pose
+from hdvpd.planning.limits import Amount, Corner
 from hdvpd.world.state import State
 
 
 @dataclass(frozen=True)
-class AbstractSpace:
+class AbstractSpace(Settings):
     """Plans that can be expressed.
 
     A plan passes through knots that are evenly spread over the horizon, the last at its end; in
@@ -26,8 +28,8 @@ class AbstractSpace:
     """
 
     robot: Robot
-    horizon: int
-    knots: int
+    horizon: Count
+    knots: Count
 
     @property
     @abstractmethod
@@ -74,7 +76,7 @@ class JointKnots(AbstractSpace):
       joints: names of those that move; empty means all.
     """
 
-    reach: float = 0.5
+    reach: Amount = 0.5
     joints: tuple[str, ...] = ()
 
     @property
@@ -115,8 +117,15 @@ class ToolWaypoints(AbstractSpace):
     """
 
     link: str = ""
-    low: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    high: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    low: Corner = (0.0, 0.0, 0.0)
+    high: Corner = (0.0, 0.0, 0.0)
+
+    def check(self) -> None:
+        """Require a box; it may be flat, but in a point there is one plan alone."""
+        low, high = (np.asarray(corner, np.float64) for corner in (self.low, self.high))
+        good = bool((low <= high).all() and (low < high).any())
+        remedy = f"use a corner beyond low = {low.tolist()}; some coordinates may be the same"
+        require(good, "high", high.tolist(), remedy)
 
     @property
     def variables(self) -> int:
