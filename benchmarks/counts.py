@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hdvpd.dynamics import segments, surroundings
+from hdvpd.dynamics import surroundings
 from hdvpd.dynamics.body import NEAREST
 from hdvpd.dynamics.surroundings import PARTNERS
 
@@ -282,7 +282,7 @@ def things(particles: int, points: int) -> Need:
     """
     searches = [neighbor_search(particles, particles, PARTNERS)]
     searches += [neighbor_search(particles, points, NEAREST)] * 2
-    agreed = particles * PARTNERS * (16 + 2 * surroundings.ROUNDS + segments.ROUNDS)
+    agreed = particles * PARTNERS * (16 + 2 * surroundings.ROUNDS + 2)
     in_boxes = particles * NEAREST * 3 * (3 + 15 + 30)
     moved = particles * 250
     told = particles * points * 10 + perceptron(particles, (points + 6, 64, 64, 1)).forward.flop

@@ -95,7 +95,7 @@ def time_stages(config: Config, scene: SceneSpec, batch: Batch, repeats: int) ->
         positions, features = moving
         previous, current = (ParticleCloud(positions[i], features[i], mask[i]) for i in range(2))
         remat = config.train.remat
-        step = model.dynamics.begin(current, window.robot, key)
+        step = model.dynamics.begin(model.dynamics.know(current, window.robot, key))
         predicted = rollout(step, previous, current, window.robot, key, remat=remat, unroll=True)
         return predicted.positions, predicted.features
 

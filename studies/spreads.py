@@ -24,7 +24,7 @@ from hdvpd.basics.tables import plus_minus
 from hdvpd.basics.types import Array, Float, ParticleCloud, RobotPoints
 from hdvpd.data.store import Dataset
 from hdvpd.data.truth import Objects
-from hdvpd.dynamics.tokens import Known, ReadOut
+from hdvpd.dynamics.base import Known
 from hdvpd.evaluation.objects import particle_truth
 from hdvpd.model import Model, abstract_model
 from hdvpd.training.step import merge_model
@@ -102,14 +102,10 @@ def _compiled(model: Model) -> Any:
         params: Any, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, keys: Any
     ) -> tuple[Array, Known | None]:
         model = nnx.merge(graphdef, params)
-        parts = (part for _, part in nnx.iter_modules(model))
-        read_out = next(part for part in parts if isinstance(part, ReadOut))
 
         def one(key: Any) -> tuple[Array, Known | None]:
-            # The same draw as in `Model.rollout`, to know it.
-            begins, _ = jax.random.split(jax.random.clone(key))
-            known = read_out.begin(current, model.expected(robot), begins)
-            return model.rollout(previous, current, robot, key).positions, known
+            known = model.know(current, robot, jax.random.clone(key))
+            return model.rollout(previous, current, robot, key, known).positions, known
 
         return jax.lax.map(one, keys)
 

@@ -159,7 +159,8 @@ def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
 
     @jax.jit
     def steps(previous, current, robot):
-        step = scenes.apply(graphdef, params).begin(current, robot, jax.random.key(1))
+        dynamics = scenes.apply(graphdef, params)
+        step = dynamics.begin(dynamics.know(current, robot, jax.random.key(1)))
         return rollout(step, previous, current, robot, jax.random.key(0))
 
     text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
@@ -186,9 +187,9 @@ def test_who_is_the_robot_is_said_once_in_a_rollout():
 
     @jax.jit
     def compared(cloud, robot):
-        own = dynamics.read_out.begin(cloud, robot, jax.random.key(1))
+        own = dynamics.know(cloud, robot, jax.random.key(1))
         later = jax.tree.map(lambda x: x[1:], robot)
-        step = dynamics.begin(cloud, robot, jax.random.key(1))
+        step = dynamics.begin(own)
         key = jax.random.key(0)
         return (
             step(cloud, cloud, later, key).displacement,

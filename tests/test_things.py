@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scenes
 
-from hdvpd.basics.types import ParticleCloud
+from hdvpd.basics.types import ParticleCloud, RobotPoints
 from hdvpd.dynamics.body import Boxes
 from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.dynamics.things import moved_things
@@ -241,6 +241,24 @@ def test_what_is_pushed_beside_its_middle_turns_as_sliding_says():
         np.linalg.norm(turned, axis=1), np.linalg.norm(arm, axis=1), atol=1e-5
     )
     np.testing.assert_allclose(moved[:, 2], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("opening", [CLOSED, OPEN])
+def test_an_open_hand_that_touches_a_thing_does_not_keep_another_from_pushing_it(opening):
+    """A closed finger pushes a cube; the other hand's touches its side, and stands still."""
+    current, alone = pushing(-0.05, 0.01)
+    way = alone.positions[:, :1]
+    beside = np.tile(np.float32([[[0.025, 0.036, 0.03]]]), (3, 1, 1))
+    axes = np.repeat(alone.axes[:, :1], 2, axis=1)
+    gripper = np.float32([[CLOSED, opening]] * 3)
+    both = RobotPoints(np.concatenate([way, beside], axis=1), axes, gripper)
+    far = RobotPoints(np.concatenate([way, way + np.float32([0, 0, 1])], axis=1), axes, gripper)
+    moved, expected = predict(current, both)[:SIZE], predict(current, far)[:SIZE]
+    assert expected[:, 0].mean() > 0.01
+    if opening == OPEN:
+        np.testing.assert_allclose(moved, expected, atol=1e-4)
+    else:  # what is held between two closed hands stays in touch with both
+        assert moved[:, 0].mean() < expected[:, 0].mean()
 
 
 def test_the_robot_and_padding_are_left_alone():

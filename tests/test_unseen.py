@@ -14,7 +14,7 @@ from test_things import SIZE, cloud_of, cube, hand, table
 
 from hdvpd.basics.errors import UserError
 from hdvpd.dynamics.body import Boxes
-from hdvpd.dynamics.segments import Segments
+from hdvpd.dynamics.segments import Segments, up_axis
 from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.unseen import Unseen, draw_unseen, unseen_of_things
@@ -40,7 +40,9 @@ def test_draws_are_alike_within_a_thing_and_have_the_spreads_over_things():
     label = np.repeat(3 * np.arange(4000) + 2, 3)
     label[-30:] = len(label)
     drawn = columns(
-        jax.jit(draw_unseen, static_argnums=1)(things_of(label), SPREADS, jax.random.key(0))
+        jax.jit(draw_unseen, static_argnums=2)(
+            things_of(label), np.zeros((len(label), 3), np.float32), SPREADS, jax.random.key(0)
+        )
     )
     np.testing.assert_array_equal(drawn[0:-30:3], drawn[1:-30:3])
     np.testing.assert_array_equal(drawn[0:-30:3], drawn[2:-30:3])
@@ -51,10 +53,11 @@ def test_draws_are_alike_within_a_thing_and_have_the_spreads_over_things():
 
 def test_things_that_part_keep_what_is_hidden_and_things_that_meet_share_it():
     own = np.asarray([1.0, 1, 1, 4, 4, 9], np.float32)
-    hidden = Unseen(middle=np.repeat(own[:, None], 3, axis=1), turning=own, margin_m=own)
-    apart = unseen_of_things(things_of([0, 2, 2, 4, 4, 6]), hidden)
+    rows = np.repeat(own[:, None], 3, axis=1)
+    hidden = Unseen(middle=rows, turning=own, margin_m=own, places=rows)
+    apart = unseen_of_things(things_of([0, 2, 2, 4, 4, 6]), hidden, rows, up_axis("z"))
     np.testing.assert_allclose(apart.turning, [1, 1, 1, 4, 4, 0])
-    together = unseen_of_things(things_of([4, 4, 4, 4, 4, 6]), hidden)
+    together = unseen_of_things(things_of([4, 4, 4, 4, 4, 6]), hidden, rows, up_axis("z"))
     np.testing.assert_allclose(together.middle[:, 0], [2.2] * 5 + [0], rtol=1e-6)
 
 
@@ -74,12 +77,14 @@ def displaced(current, robot, hidden, up, half_m=BLADE_M):
     return moved_things(current, robot, things, around, boxes, up=up, unseen=hidden).displacement
 
 
-def hide(middle=(0.0, 0.0, 0.0), turning=0.0, margin_m=0.0):
-    count = len(pushed_cube()[0].mask)
+def hide(middle=(0.0, 0.0, 0.0), turning=0.0, margin_m=0.0, places=None):
+    places = pushed_cube()[0].positions if places is None else places
+    count = len(places)
     return Unseen(
         middle=np.tile(np.float32(middle), (count, 1)),
         turning=np.full(count, turning, np.float32),
         margin_m=np.full(count, margin_m, np.float32),
+        places=places,
     )
 
 
@@ -127,6 +132,25 @@ def test_a_weight_beside_the_middle_turns_the_thing_to_its_side_as_sliding_says(
     np.testing.assert_allclose(moved, displaced(cloud, robot, hide(), "z"), atol=1e-6)
 
 
+@pytest.mark.parametrize("degrees", [-90, 30, 180])
+def test_a_hidden_weight_turns_with_its_thing(degrees):
+    """And goes with it: where it rests is said of the thing, not of the world."""
+    cloud, robot = pushed_cube()
+    turn = Rotation.from_euler("z", degrees, degrees=True)
+    positions = np.array(cloud.positions)
+    middle = np.asarray([0.025, 0.0, 0.026])
+    positions[:SIZE] = turn.apply(positions[:SIZE] - middle) + middle
+    turned = dataclasses.replace(cloud, positions=positions)
+    drawn = (0.3, 0.6, 0.2)
+    before = hide(drawn)
+    before = dataclasses.replace(before, places=before.places + np.float32([0.1, -0.2, 0.0]))
+    now = hide(turn.apply(drawn), places=positions)
+    expected = displaced(turned, robot, now, "z")
+    moved = displaced(turned, robot, before, "z")
+    np.testing.assert_allclose(moved, expected, atol=1e-5)
+    assert np.abs(moved - displaced(turned, robot, hide(drawn, places=positions), "z")).max() > 1e-4
+
+
 def test_a_face_that_the_blade_has_passed_by_the_end_of_the_step_turns_as_well():
     """A blade of 4 mm ends 8 mm behind the face; one of 6 cm whose edge is there too does not."""
     cloud, robot = pushed_cube()
@@ -149,7 +173,7 @@ def test_samples_part_where_the_outcome_is_bistable_and_agree_where_it_is_not():
     @jax.jit
     def future(cloud, passing_m, key):
         label = np.where(np.arange(len(cloud.mask)) < SIZE, SIZE - 1, len(cloud.mask))
-        hidden = draw_unseen(things_of(label), SPREADS, key)
+        hidden = draw_unseen(things_of(label), cloud.positions, SPREADS, key)
         hidden = dataclasses.replace(hidden, middle=4 * hidden.middle)
         places = cloud.positions
         for step in range(6):

@@ -529,6 +529,20 @@ def test_a_rollout_leaves_those_alone_whose_names_go_on(loaded, small_run, tmp_p
 
 def test_plans_have_names_of_their_own():
     assert command._distinct(["a", "a", "a-2", "b", "a"]) == ["a", "a-3", "a-2", "b", "a-4"]
+    files = ["state.npz", "index.html", "rollout.json", ".", ".."]
+    assert command._distinct(files) == [f"{name}-2" for name in files]
+
+
+def test_a_plan_that_is_called_as_a_file_of_the_page_is_written(loaded, small_run, state, tmp_path):
+    plans = [tmp_path / f"{name}.npy" for name in ("state.npz", "index.html", "rollout.json")]
+    for file in plans:
+        np.save(file, np.tile(state.joints[-1], (1, 1)))
+    words = ["--actions", *map(str, plans)]
+    assert rollout(small_run, tmp_path / "out", *words) == 0
+    listed = json.loads((tmp_path / "out" / "rollout.json").read_text())["plans"]
+    assert [plan["name"] for plan in listed] == [f"{file.stem}-2" for file in plans]
+    assert (tmp_path / "out" / "state.npz").is_file()
+    assert all((tmp_path / "out" / plan["name"] / "video.mp4").is_file() for plan in listed)
 
 
 @pytest.mark.parametrize(
@@ -536,6 +550,10 @@ def test_plans_have_names_of_their_own():
     [
         ("a.csv", "0,0,0\n0,0", "row 1 has 2 values"),
         ("a.csv", "shoulder,elbo,grip\n0,0,0", "'elbo' is no joint"),
+        ("a.csv", "shoulder,grip,elbow,grip\n0,0,0,0", "once: 'grip' is there 2 times"),
+        ("a.csv", "shoulder,grip,grip\n0,0,0", "once: 'grip' is there 2 times"),
+        ("a.csv", "shoulder,elbow\n0,0", "once: 'grip' is missing"),
+        ("a.csv", "shoulder,elbow,grip,\n0,0,0,", "once: '' is no joint"),
         ("a.csv", "", "no row of joint targets"),
         ("a.csv", "0,0,nan", "is NaN or infinite"),
         ("a.csv", "0,9,0", "its limits are -1.5 to 2"),

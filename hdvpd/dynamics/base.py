@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from flax import nnx
 
-from hdvpd.basics.types import Array, Float, ParticleCloud, PRNGKey, RobotPoints, pytree
+from hdvpd.basics.types import Array, Bool, Float, ParticleCloud, PRNGKey, RobotPoints, pytree
+from hdvpd.dynamics.unseen import Unseen
 
 
 @pytree
@@ -21,6 +22,20 @@ class Change:
     features: Float[Array, "*batch n c"]
 
 
+@pytree
+class Known:
+    """What is said of particles once, when a rollout begins.
+
+    Attributes:
+      robots: those of the robot. Said of observed particles: later the planned hand, which does not
+        know that it is stopped, comes into what it holds.
+      unseen: what is hidden of things, with `model.stochastic`.
+    """
+
+    robots: Bool[Array, "n"]
+    unseen: Unseen | None
+
+
 Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 """One step of a rollout: what `AbstractDynamics` is called with, and returns."""
 
@@ -28,15 +43,20 @@ Step = Callable[[ParticleCloud, ParticleCloud, RobotPoints, PRNGKey], Change]
 class AbstractDynamics(nnx.Module):
     """Predicts how the current particles change until the next frame."""
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
-        """Return the step of a rollout, which may know what was told from its last observed cloud.
+    def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+        """Say what stays as it is during a rollout; None if the model tells nothing apart.
 
         Args:
           current: observed particles.
           robot: kinematic points, axes (f p), of which the second are of the same time.
-          key: draws what stays as it is during the rollout.
+          key: draws what cannot be seen.
         """
         del current, robot, key
+        return None
+
+    def begin(self, known: Known | None) -> Step:
+        """Return the step of a rollout that knows what `know` said of its particles."""
+        del known
         return self
 
     @abc.abstractmethod

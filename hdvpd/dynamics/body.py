@@ -58,7 +58,8 @@ class Approach:
     Attributes:
       now_m: distance at t - 1, inside less than 0 [m].
       then_m: at t [m].
-      entered: share of the step after which a place is within the margin, 1 if it never is.
+      entered: share of the step after which a place is within the margin, 1 if it never is; of a
+        box that takes along but a part, so much later.
       point: number of the kinematic point whose box is nearest at t.
     """
 
@@ -96,6 +97,7 @@ def approach(
     places: Float[Array, "n 3"],
     robot: RobotPoints,
     margin_m: Float[Array, "n"],
+    able: Float[Array, "p"],
     backend: Backend = "auto",
 ) -> Approach:
     """Say when and how far the body comes to places.
@@ -109,6 +111,7 @@ def approach(
       places: at t - 1 [m].
       robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
       margin_m: distance that counts as inside, for every place [m].
+      able: how far every point's box takes along what enters it, 0 to 1.
       backend: of the neighbour search.
     """
     places, points, axes = jax.lax.stop_gradient(
@@ -124,13 +127,13 @@ def approach(
     enters = jnp.minimum(first, second).max(axis=-1)
     leaves = jnp.maximum(first, second).min(axis=-1)
     inside = (enters < leaves) & (leaves > 0)
-    entered = jnp.where(inside, jnp.clip(enters, 0.0, 1.0), 1.0).min(axis=1)
+    within = jnp.where(inside, 1.0 - jnp.clip(enters, 0.0, 1.0), 0.0) * jnp.asarray(able)[near]
     then_m = _distances(end, half)
     best = jnp.argmin(then_m, axis=1, keepdims=True)
     return Approach(
         now_m=_distances(start, half).min(axis=1),
         then_m=then_m.min(axis=1),
-        entered=entered,
+        entered=1.0 - within.max(axis=1),
         point=jnp.take_along_axis(near, best, axis=1)[:, 0],
     )
 

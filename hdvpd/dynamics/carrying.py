@@ -22,6 +22,7 @@ FAR_M = 0.25
 # A link's surface lies 4 to 9 cm from its axis, where the kinematic points are.
 _REACH_M = 0.12
 _BANDWIDTH_M = 0.07
+_LEAST_ABLE = 1e-6
 
 
 def nearest_points(
@@ -108,6 +109,7 @@ def held_along(
     slice_: int,
     until: int,
     at: Float[Array, "n 3"] | None = None,
+    able: Float[Array, "p"] | None = None,
 ) -> Float[JaxArray, "n 3"]:
     """Return by how much the links nearby displace each particle together [m].
 
@@ -122,6 +124,7 @@ def held_along(
       until: the slice of `robot` at which the motion ends.
       at: the places from which d is taken, one for all particles that move as one [m]; by default
         each particle's own, and nothing moves that is too far to be held.
+      able: how far each point takes part, 0 to 1, beside others that do; by default all do.
     """
     start = jnp.asarray(robot.positions)[slice_]
     # Axis by axis: sums over an axis of three are not vectorised.
@@ -131,7 +134,10 @@ def held_along(
     least = squared.min(axis=1, keepdims=True)
     # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
     # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
-    weights = jax.nn.softmax((least - squared) / _BANDWIDTH_M**2, axis=1)
+    nearness = (least - squared) / _BANDWIDTH_M**2
+    if able is not None:
+        nearness += jnp.log(jnp.maximum(able, _LEAST_ABLE))[None]
+    weights = jax.nn.softmax(nearness, axis=1)
     turn, shift = _motions(robot, slice_, until)
     # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
     middle = jax.lax.stop_gradient(start.mean(axis=0))[None]

@@ -22,9 +22,9 @@ from hdvpd.basics.types import (
 )
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.settings import Count, Fraction
-from hdvpd.dynamics.base import AbstractDynamics, Change, Step
+from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
-from hdvpd.dynamics.tokens import Known, ReadOut, Tokens
+from hdvpd.dynamics.tokens import ReadOut, Tokens
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,13 @@ class GraphNetwork(AbstractDynamics):
         self.settings = settings
         self.model = model
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
+    def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+        """Say what stays as it is during a rollout; see `AbstractDynamics`."""
+        return self.read_out.know(current, robot, key)
+
+    def begin(self, known: Known | None) -> Step:
         """Return the step of a rollout; see `AbstractDynamics`."""
-        return functools.partial(self, known=self.read_out.begin(current, robot, key))
+        return functools.partial(self, known=known)
 
     def __call__(
         self,

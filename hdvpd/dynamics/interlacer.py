@@ -12,12 +12,12 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray, ParticleCloud, PRNG
 from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
-from hdvpd.dynamics.base import AbstractDynamics, Change, Step
+from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
 from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
-from hdvpd.dynamics.tokens import Known, ReadOut, Tokens
+from hdvpd.dynamics.tokens import ReadOut, Tokens
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")
@@ -153,9 +153,13 @@ class Interlacer(AbstractDynamics):
         self.settings = settings
         self.model = model
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Step:
+    def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+        """Say what stays as it is during a rollout; see `AbstractDynamics`."""
+        return self.read_out.know(current, robot, key)
+
+    def begin(self, known: Known | None) -> Step:
         """Return the step of a rollout; see `AbstractDynamics`."""
-        return functools.partial(self, known=self.read_out.begin(current, robot, key))
+        return functools.partial(self, known=known)
 
     def __call__(
         self,

@@ -20,7 +20,6 @@ _CELLS = 64
 # Neighbours of one hue hang together if they are not farther apart than this many times the reach;
 # of different hues, as stripes of one thing or two things side by side, if they are nearer.
 _LINK_REACHES, _TOUCHING_REACHES = 1.3, 0.75
-ROUNDS = 8
 # Particles of a thing's lower edge follow those above by likeness, one neighbour a round.
 _EDGE_ROUNDS = 3
 # What is wider is a support, where no axis says what stands on what.
@@ -95,14 +94,14 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
     near = (distances < _LINK_REACHES * reach_m) & mask[indices] & mask[:, None]
     like = near & (jnp.asarray(around.unlike) < 1.0)
     if up == "none":
-        label = _labels(mask, like, indices)
+        label = connected_labels(mask, like, indices)
         height_m = jnp.zeros(mask.shape)
     else:
         axis = up_axis(up)
         height_m = jnp.where(mask, positions @ axis - _support(positions, mask, axis), 0.0)
         standing = mask & (height_m > _ABOVE_M)
         touching = near & (distances < _TOUCHING_REACHES * reach_m)
-        label = _labels(standing, like | touching, indices)
+        label = connected_labels(standing, like | touching, indices)
         label = jax.lax.fori_loop(
             0, _EDGE_ROUNDS, lambda _, x: _followed(x, like, distances, indices), label
         )
@@ -120,19 +119,45 @@ def up_axis(up: Up) -> Float[np.ndarray, "3"]:
     return (-1.0 if up[0] == "-" else 1.0) * np.eye(3, dtype=np.float32)["xyz".index(up[-1])]
 
 
-def _labels(
+def connected_labels(
     members: Bool[Array, "n"], linked: Bool[Array, "n k"], indices: Int[Array, "n k"]
 ) -> Int[JaxArray, "n"]:
-    """Return the largest number among those that hang together, -1 for all others."""
+    """Label the connected components of a graph of neighbours, whichever of two counts the other.
+
+    Rounds of hooking and jumping until nothing changes (Shiloach and Vishkin, J. Algorithms 1982):
+    about six, whatever the shape of a thing and the order of its particles.
+
+    Args:
+      members: which particles are of the graph.
+      linked: which neighbours a particle hangs together with.
+      indices: of the neighbours.
+
+    Returns:
+      The largest number of a particle's component, -1 for those that are no members.
+    """
+    count = members.shape[0]
     linked &= members[indices] & members[:, None]
 
-    def spread(_: Int[Array, ""], label: Int[Array, "n"]) -> Int[Array, "n"]:
-        label = jnp.maximum(label, jnp.where(linked, label[indices], -1).max(axis=1))
-        # What a label's particle has heard meanwhile: the way doubles in every round.
-        return jnp.where(members, jnp.maximum(label, label[jnp.maximum(label, 0)]), -1)
+    def spread(
+        state: tuple[Int[Array, "n"], Bool[Array, ""]],
+    ) -> tuple[Int[Array, "n"], Bool[Array, ""]]:
+        label = state[0]
+        heard = jnp.maximum(label, jnp.where(linked, label[indices], -1).max(axis=1))
+        # The particle that numbers a label is told what those of the label, and whoever counts
+        # them among its neighbours, have heard; all of the label ask it.
+        own = jax.ops.segment_max(heard, jnp.where(members, label, count), count + 1)
+        its = jax.ops.segment_max(
+            jnp.broadcast_to(heard[:, None], linked.shape).reshape(-1),
+            jnp.where(linked, label[indices], count).reshape(-1),
+            count + 1,
+        )
+        told = jnp.maximum(heard, jnp.maximum(own, its)[:count])
+        told = jnp.where(members, told[jnp.maximum(told, 0)], -1)
+        return told, jnp.any(told != label)
 
-    start = jnp.where(members, jnp.arange(members.shape[0]), -1)
-    return jax.lax.fori_loop(0, ROUNDS, spread, start)
+    start = jnp.where(members, jnp.arange(count), -1)
+    labels = jax.lax.while_loop(lambda state: state[1], spread, (start, jnp.bool_(True)))[0]
+    return jnp.asarray(labels)
 
 
 def _followed(

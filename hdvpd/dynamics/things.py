@@ -111,18 +111,19 @@ def moved_things(
     """
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
     found = segments(cloud, around, up=up)
-    carried_m = held_along(current, robot, 1, 2)
+    axis = None if up == "none" else up_axis(up)
+    gripper = jnp.asarray(robot.gripper)
+    able = closed(gripper[2])
+    carried_m = held_along(current, robot, 1, 2, able=able)
     margin_m = jnp.full(found.label.shape, _TOUCH_M + _TOUCH_REACHES * found.reach_m)
     if unseen is not None:
-        unseen = unseen_of_things(found, unseen)
+        unseen = unseen_of_things(found, unseen, cloud.positions, axis)
         margin_m = jnp.maximum(margin_m + unseen.margin_m, 0.0)
-    coming = approach(boxes, cloud.positions, robot, margin_m, backend)
+    coming = approach(boxes, cloud.positions, robot, margin_m, able, backend)
+    openings = gripper[:, coming.point]
     share, origin = _pushed(coming, found)
-    openings = jnp.asarray(robot.gripper)[:, coming.point[origin]]
-    share *= closed(openings[2])
     moved_m = share[:, None] * carried_m[origin]
-    if up != "none":
-        axis = up_axis(up)
+    if axis is not None:
         top = _tops(cloud, found, axis)
         lift_m = jnp.maximum(moved_m @ axis, 0.0) * (1.0 - _grasped(top, robot, axis, backend))
         moved_m -= lift_m[:, None] * axis[None]
@@ -131,20 +132,22 @@ def moved_things(
         # By one motion for all of a thing: of its own links each particle would go elsewhere.
         middle = found.mean(cloud.positions, found.inside.astype(jnp.float32))
         carried_m = held_along(current, robot, 1, 2, middle)
-        moved_m = _held(moved_m, carried_m, coming.now_m, openings, found, axis)
+        nearest = found.last(found.inside & (coming.now_m <= found.min(coming.now_m)))
+        moved_m = _held(moved_m, carried_m, coming.now_m, openings[:, nearest], found, axis)
     return Things(
         displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
         share=jnp.where(found.inside, share, 0.0),
         gap_m=jnp.where(found.inside, found.min(coming.then_m), coming.then_m),
-        opening=openings[2],
+        opening=openings[2, origin],
     )
 
 
 def _pushed(coming: Approach, found: Segments) -> tuple[Float[JaxArray, "n"], Array]:
     """Return the share of the step during which things are pushed, and by which of their particles.
 
-    A particle has to go along from when it is within the margin on, unless the body leaves it. The
-    one that has to go the farthest decides for its thing; of those that need the same, the deepest.
+    A particle has to go along from when it is within the margin of a closed hand on, unless the
+    body leaves it. The one that has to go the farthest decides for its thing; of those that need
+    the same, the deepest.
     """
     leaves = coming.then_m - coming.now_m > _LEAVES_M
     needed = jnp.where(leaves, 0.0, 1.0 - coming.entered)

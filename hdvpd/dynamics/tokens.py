@@ -14,10 +14,9 @@ from hdvpd.basics.types import (
     ParticleCloud,
     PRNGKey,
     RobotPoints,
-    pytree,
 )
 from hdvpd.config import ModelConfig, SceneSpec
-from hdvpd.dynamics.base import Change
+from hdvpd.dynamics.base import Change, Known
 from hdvpd.dynamics.carrying import (
     FAR_M,
     MOTION_SCALE_M,
@@ -33,7 +32,7 @@ from hdvpd.dynamics.segments import segments
 from hdvpd.dynamics.shadow import Shadow
 from hdvpd.dynamics.surroundings import Surroundings, surroundings
 from hdvpd.dynamics.things import moved_things
-from hdvpd.dynamics.unseen import Unseen, draw_unseen
+from hdvpd.dynamics.unseen import draw_unseen
 from hdvpd.kernels.neighbors import Backend
 
 _POINT_EMBEDDING_DIM = 16
@@ -120,20 +119,6 @@ class Tokens(nnx.Module):
         return point.reshape(-1, point.shape[-1])
 
 
-@pytree
-class Known:
-    """What is said of particles once, when a rollout begins.
-
-    Attributes:
-      robots: those of the robot. Said of observed particles: later the planned hand, which does not
-        know that it is stopped, comes into what it holds.
-      unseen: what is hidden of things, with `model.stochastic`.
-    """
-
-    robots: Bool[JaxArray, "n"]
-    unseen: Unseen | None
-
-
 class ReadOut(nnx.Module):
     """Turn the tokens of the current particles into their bounded change (arXiv 2406.19800)."""
 
@@ -153,7 +138,7 @@ class ReadOut(nnx.Module):
         self.shadow = Shadow(scene) if config.shadow else None
         self.config = config
 
-    def begin(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+    def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
         """Say what a rollout knows of its particles; None if the model tells nothing apart.
 
         Args:
@@ -169,7 +154,7 @@ class ReadOut(nnx.Module):
             return Known(robots, None)
         others = dataclasses.replace(current, mask=jnp.asarray(current.mask) & ~robots)
         found = segments(others, around, up=self.config.up)
-        return Known(robots, draw_unseen(found, self.config.hidden_spreads, key))
+        return Known(robots, draw_unseen(found, current.positions, self.config.hidden_spreads, key))
 
     def __call__(
         self,
@@ -184,7 +169,7 @@ class ReadOut(nnx.Module):
           tokens: of the particles.
           current: particles at t - 1.
           robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
-          known: what `begin` said, in a rollout.
+          known: what `know` said, in a rollout.
         """
         tokens = self.norm(tokens)
         if self.identity is None:

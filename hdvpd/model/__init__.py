@@ -27,7 +27,7 @@ from hdvpd.basics.types import (
     RobotPoints,
 )
 from hdvpd.config import Config, SceneSpec
-from hdvpd.dynamics.base import AbstractDynamics
+from hdvpd.dynamics.base import AbstractDynamics, Known
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.tracking import Tracking
@@ -100,8 +100,24 @@ class Model(nnx.Module):
                 even=model.even,
             )
 
+    def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
+        """Say what a rollout of the same key knows of its particles; None if it knows nothing.
+
+        Args:
+          current: observed particles at step -1, axes (n).
+          robot: axes (2) or more, of which the second are of the same time.
+          key: that of the rollout.
+        """
+        begins, _ = jax.random.split(key)
+        return self.dynamics.know(current, self.expected(robot), begins)
+
     def rollout(
-        self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints, key: PRNGKey
+        self,
+        previous: ParticleCloud,
+        current: ParticleCloud,
+        robot: RobotPoints,
+        key: PRNGKey,
+        known: Known | None = None,
     ) -> ParticleCloud:
         """Predict the clouds of every planned step (docs/equations.md, Dynamics).
 
@@ -110,12 +126,14 @@ class Model(nnx.Module):
           current: observed particles at step -1.
           robot: axes (2 + s): measured points of steps -2 and -1, planned ones after.
           key: draws what the dynamics draws.
+          known: of the particles of `current`, from the rollout that predicted them; by default
+            what `know` says of them.
 
         Returns:
           Clouds of steps 0..s-1, axes (s).
         """
         with jax.named_scope("rollout"):
-            return self._roll_out(previous, current, robot, key)
+            return self._roll_out(previous, current, robot, key, known)
 
     def expected(self, robot: RobotPoints) -> RobotPoints:
         """Return where the robot is expected to be at its commands; axes as in `rollout`."""
@@ -127,12 +145,15 @@ class Model(nnx.Module):
         current: ParticleCloud,
         robot: RobotPoints,
         key: PRNGKey,
+        known: Known | None = None,
         *,
         unroll: bool = False,
     ) -> ParticleCloud:
         expected = self.expected(robot)
         begins, key = jax.random.split(key)
-        step = self.dynamics.begin(current, expected, begins)
+        if known is None:
+            known = self.dynamics.know(current, expected, begins)
+        step = self.dynamics.begin(known)
         remat = self.config.train.remat
         return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)
 

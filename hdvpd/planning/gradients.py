@@ -16,7 +16,10 @@ from flax import nnx
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Float, ParticleCloud, RobotPoints
-from hdvpd.planning.costs import AbstractCost, require_in_workspace
+from hdvpd.config.settings import Count, Settings
+from hdvpd.dynamics.base import Known
+from hdvpd.planning.costs import AbstractCost
+from hdvpd.planning.limits import Amount
 from hdvpd.planning.planner import NOTHING_FINITE, Plan, Planner
 from hdvpd.planning.solvers import ICEM, AbstractSolver
 from hdvpd.planning.spaces import AbstractSpace
@@ -29,7 +32,7 @@ _TINY = 1e-8
 
 
 @dataclass(frozen=True)
-class GradientPlanner:
+class GradientPlanner(Settings):
     """Chooses plans by what a model predicts, and improves them along its gradient.
 
     Attributes:
@@ -45,8 +48,8 @@ class GradientPlanner:
     cost: AbstractCost
     space: AbstractSpace
     solver: AbstractSolver = field(default_factory=lambda: ICEM(num_samples=8))
-    steps: int = 6
-    rate: float = 0.1
+    steps: Count = 6
+    rate: Amount = 0.1
 
     def plan(self, state: State, rng: np.random.Generator) -> Plan:
         """Search from a state; `Plan.mean_costs` are those of every step, as `best_costs`.
@@ -56,9 +59,8 @@ class GradientPlanner:
             cost, or the cost has no slope.
         """
         begin = time.perf_counter()
-        self.cost.check(state)
-        require_in_workspace(self.cost.goals, self.world.workspace)
         sampled = Planner(self.world, self.cost, self.space, self.solver)
+        sampled.check_start(state, rng)
         search = self.solver.start(self.space.knots, self.space.variables)
         candidates = self.solver.ask(search, rng)
         costs = sampled.costs(state, self.space.joint_targets(state, candidates))
@@ -137,18 +139,18 @@ def make_pull_back(world: World) -> Callable[..., RobotPoints]:
 
     @jax.jit
     def pull_back(
-        params: Any, previous: ParticleCloud, current: ParticleCloud, observed: RobotPoints,
-        planned: RobotPoints, key: Any, slope: Float[jax.Array, "s n 3"],
+        params: Any, clouds: tuple[ParticleCloud, ParticleCloud], known: Known | None,
+        observed: RobotPoints, planned: RobotPoints, key: Any, slope: Float[jax.Array, "s n 3"],
     ) -> RobotPoints:  # fmt: skip
         def positions(planned: RobotPoints) -> Float[jax.Array, "s n 3"]:
             robot = jax.tree.map(lambda a, b: jax.numpy.concatenate([a, b]), observed, planned)
-            return nnx.merge(graphdef, params).rollout(previous, current, robot, key).positions
+            return nnx.merge(graphdef, params).rollout(*clouds, robot, key, known).positions
 
         return jax.vjp(positions, planned)[1](slope)[0]
 
     def back(state: State, planned: RobotPoints, slope: Float[np.ndarray, "s n 3"]) -> RobotPoints:
         key = world.keys(state.episode, state.start)[1]
-        params = nnx.state(world.model)
-        return pull_back(params, state.previous, state.current, state.robot, planned, key, slope)
+        params, clouds = nnx.state(world.model), (state.previous, state.current)
+        return pull_back(params, clouds, state.known, state.robot, planned, key, slope)
 
     return back

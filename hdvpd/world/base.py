@@ -29,6 +29,7 @@ from hdvpd.data.robot import Robot
 from hdvpd.data.setup import Setup
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_cameras
+from hdvpd.dynamics.base import Known
 from hdvpd.evaluation.eval import require_scene
 from hdvpd.evaluation.videos import to_uint8
 from hdvpd.model import Model, render_image
@@ -73,14 +74,14 @@ class World:
         @jax.jit
         def rollout(
             params: Any,
-            previous: ParticleCloud,
-            current: ParticleCloud,
+            clouds: tuple[ParticleCloud, ParticleCloud],
+            known: Known | None,
             robot: RobotPoints,
             key: Any,
         ) -> tuple[ParticleCloud, RobotPoints]:
             model = nnx.merge(graphdef, params)
-            one = functools.partial(model.rollout, previous, current)
-            return each(lambda plan: one(plan, key), robot), each(model.expected, robot)
+            one = functools.partial(model.rollout, *clouds)
+            return each(lambda plan: one(plan, key, known), robot), each(model.expected, robot)
 
         @functools.partial(jax.jit, static_argnums=(3, 4))
         def render(
@@ -89,6 +90,7 @@ class World:
             return render_image(nnx.merge(graphdef, params), cloud, camera, height, width)
 
         self._encode, self._rollout, self._render = encode, rollout, render
+        self._know = jax.jit(lambda params, *told: nnx.merge(graphdef, params).know(*told))
 
     def update(self) -> None:
         """Take the run's newest sound checkpoint; nothing is compiled again."""
@@ -244,7 +246,8 @@ class World:
             plans.
           chunk: plans that are computed at once: more take more memory and, on a GPU, less time.
           features: keep the particles' features, without which nothing can be rendered.
-          seed: draws what the dynamics draws; by default `eval.seed`.
+          seed: draws what the dynamics draws, but not anew what `state.known` says; by default
+            `eval.seed`.
 
         Returns:
           Predictions, with an axis of plans if the targets have one.
@@ -279,12 +282,17 @@ class World:
         observed = jax.tree.map(lambda x: np.repeat(x[None], count, axis=0), state.robot)
         robot = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), observed, planned)
 
+        clouds, known = (state.previous, state.current), state.known
+        if known is None:
+            key = self.keys(state.episode, state.start, seed)[1]
+            known = self._know(self._params, state.current, state.robot, key)
+
         def piece(first: int) -> tuple[ParticleCloud, RobotPoints]:
             # The last chunk is filled up with its last plan, so that all have one shape.
             rows = np.minimum(np.arange(first, first + chunk), count - 1)
             some = jax.tree.map(lambda x: x[rows], robot)
             key = self.keys(state.episode, state.start, seed)[1]  # the same draws for every plan
-            cloud, goes = self._rollout(self._params, state.previous, state.current, some, key)
+            cloud, goes = self._rollout(self._params, clouds, known, some, key)
             if not features:
                 cloud = dataclasses.replace(cloud, features=cloud.features[..., :0])
             goes = jax.tree.map(lambda x: x[:, OBSERVED_FRAMES:], goes)
@@ -293,17 +301,16 @@ class World:
 
         pieces = _in_parallel(piece, range(0, count, chunk))
         results = *jax.tree.map(lambda *x: np.concatenate(x), *pieces), planned
-        if single:
-            results = jax.tree.map(lambda x: x[0], results)
-        clouds, expected, planned = results
+        predicted, expected, planned = jax.tree.map(lambda x: x[0], results) if single else results
         return Future(
             start=state,
-            clouds=clouds,
+            clouds=predicted,
             robot=planned,
             expected=expected,
             joint_targets=None,
             kinematics=None if self.setup is None else self.setup.robot,
             render_cloud=self._images,
+            known=jax.tree.map(np.asarray, known),
         )
 
     def render(

@@ -12,6 +12,7 @@ import numpy as np
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Bool, Camera, Float, ParticleCloud, RobotPoints, UInt8
 from hdvpd.data.robot import Robot
+from hdvpd.dynamics.base import Known
 from hdvpd.world import saving
 from hdvpd.world.state import State, find_camera
 
@@ -48,6 +49,8 @@ class Future:
       kinematics: of the robot, or None where its model is not known.
       render_cloud: draws one cloud from one camera.
       seen_from: where the cameras of `start` are known to have gone, axes (s v), or None.
+      known: what stays as it is of particles, rows as in `start.current`, alike in every plan; None
+        if the model tells nothing apart.
     """
 
     start: State
@@ -58,6 +61,7 @@ class Future:
     kinematics: Robot | None
     render_cloud: RenderCloud
     seen_from: Camera | None = None
+    known: Known | None = None
 
     def __len__(self) -> int:
         """Return the number of predicted steps."""
@@ -226,6 +230,8 @@ class Future:
     def last(self) -> State:
         """Return the state after the last step, to be rolled out further.
 
+        Its `known` is that of this rollout, so that single steps are the rollout of all.
+
         Raises:
           UserError: there are several plans; choose one with `future[k]`.
         """
@@ -250,6 +256,7 @@ class Future:
             frames=None,
             start=self.start.start + len(self),
             source="",
+            known=self.known,
         )
 
     def cloud(self, step: int) -> ParticleCloud:

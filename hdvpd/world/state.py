@@ -9,12 +9,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Bool, Camera, Float, ParticleCloud, RgbdFrames, RobotPoints, UInt8
 from hdvpd.data.pinhole import scale_intrinsics
+from hdvpd.dynamics.base import Known
+from hdvpd.dynamics.unseen import Unseen
 from hdvpd.world import saving
 
 Place = Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, "n"]]
@@ -43,6 +47,7 @@ def near(point: Sequence[float] | Float[np.ndarray, "3"], radius: float) -> Plac
 
 _CLOUD = ("positions", "features", "mask")
 _ROBOT = "positions", "axes", "gripper"
+_ROBOTS, _UNSEEN = "known/robots", "known/unseen/"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,10 @@ class State:
       start: frame of the episode that is the first of the two.
       source: title of the data set that has `robot` where it is; empty where that follows from the
         run's own robot model, or is predicted.
+      known: of a predicted state, what its rollout knew of the particles, rows as in `current`:
+        which are the robot's, and with `model.stochastic` what is hidden of things. The next
+        rollout goes on with it, whatever its seed. None of an observed state: a rollout tells the
+        robot by where it stands, and draws what is hidden.
     """
 
     previous: ParticleCloud
@@ -78,6 +87,7 @@ class State:
     episode: int = 0
     start: int = 0
     source: str = ""
+    known: Known | None = None
 
     @property
     def positions(self) -> Float[np.ndarray, "m 3"]:
@@ -149,6 +159,9 @@ class State:
     def merge(self, other: "State") -> "State":
         """Add the particles of another state; robot, joints and cameras stay this one's.
 
+        What is `known` of an observed and of a predicted state differs, so of both together
+        nothing is: the next rollout tells it anew.
+
         Args:
           other: encoded by the same model.
 
@@ -167,8 +180,22 @@ class State:
         previous, current = (_joined(a, b, room) for a, b in pairs)
         colors = np.concatenate([self.colors, other.colors])
         return dataclasses.replace(
-            self, previous=previous, current=current, colors=colors, frames=None
+            self,
+            previous=previous,
+            current=current,
+            colors=colors,
+            frames=None,
+            known=self._known_of_both(other, room),
         )
+
+    def _known_of_both(self, other: "State", room: int) -> Known | None:
+        if jax.tree.structure(self.known) != jax.tree.structure(other.known):
+            return None
+
+        def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            return _padded(np.concatenate([a[self.current.mask], b[other.current.mask]]), room)
+
+        return jax.tree.map(join, self.known, other.known)
 
     def thinned(self, count: int) -> "State":
         """Keep at most so many particles of each step, drawn evenly: quicker, with coarser images.
@@ -182,21 +209,19 @@ class State:
             raise UserError(f"thinned({count}) would keep no particle: give 1 or more.")
         room = min(count, len(self.current.mask))
 
-        def chosen(cloud: ParticleCloud) -> np.ndarray:
-            real = int(cloud.mask.sum())
-            return np.linspace(0, real - 1, min(room, real)).round().astype(int)
+        def few(cloud: ParticleCloud, tree: Any) -> Any:
+            real = np.flatnonzero(cloud.mask)
+            order = np.linspace(0, len(real) - 1, min(room, len(real))).round().astype(int)
+            return jax.tree.map(lambda x: _padded(np.asarray(x)[real[order]], room), tree)
 
-        def few(cloud: ParticleCloud) -> ParticleCloud:
-            rows = np.flatnonzero(cloud.mask)[chosen(cloud)]
-            places, features = np.asarray(cloud.positions)[rows], np.asarray(cloud.features)[rows]
-            mask = np.arange(room) < len(rows)
-            return ParticleCloud(_padded(places, room), _padded(features, room), mask)
-
+        colors = few(self.current, self.padded_colors)
+        previous, current = (few(cloud, cloud) for cloud in (self.previous, self.current))
         return dataclasses.replace(
             self,
-            previous=few(self.previous),
-            current=few(self.current),
-            colors=self.colors[chosen(self.current)],
+            previous=previous,
+            current=current,
+            colors=colors[current.mask],
+            known=few(self.current, self.known),
         )
 
     def save(self, file: str | Path) -> None:
@@ -218,6 +243,10 @@ class State:
         arrays["colors"] = self.padded_colors
         if self.joints is not None:
             arrays["joints"] = self.joints
+        if self.known is not None:
+            hidden = {} if self.known.unseen is None else vars(self.known.unseen)
+            arrays[_ROBOTS] = self.known.robots
+            arrays |= {_UNSEEN + key: rows for key, rows in hidden.items()}
         for name, camera in self.cameras.items():
             arrays[f"camera/{name}/intrinsics"] = camera.intrinsics
             arrays[f"camera/{name}/camera_to_world"] = camera.camera_to_world
@@ -260,6 +289,7 @@ class State:
             episode=facts["episode"],
             start=facts["start"],
             source=facts.get("source", ""),  # not in files of earlier versions
+            known=_known_from(arrays),
         )
 
     def require(self, place: Place) -> None:
@@ -277,8 +307,9 @@ class State:
 
     def _with(self, previous: ParticleCloud, current: ParticleCloud) -> "State":
         colors = self.padded_colors[current.mask]
+        known = jax.tree.map(lambda x: (x.T * current.mask).T, self.known)
         return dataclasses.replace(
-            self, previous=previous, current=current, colors=colors, frames=None
+            self, previous=previous, current=current, colors=colors, frames=None, known=known
         )
 
 
@@ -315,6 +346,14 @@ def find_camera(state: State, camera: str | Camera, size: tuple[int, int] | None
     return scaled(state.cameras[camera], state.size, size or state.size)
 
 
+def _known_from(arrays: Mapping[str, np.ndarray]) -> Known | None:
+    if _ROBOTS not in arrays:
+        return None
+    names = [name for name in arrays if name.startswith(_UNSEEN)]
+    hidden = {name.removeprefix(_UNSEEN): arrays[name] for name in names}
+    return Known(arrays[_ROBOTS], Unseen(**hidden) if hidden else None)
+
+
 def _at(cloud: ParticleCloud, place: Place) -> np.ndarray:
     return np.asarray(cloud.mask) & np.asarray(place(np.asarray(cloud.positions)), bool)
 
@@ -342,7 +381,7 @@ def _joined(a: ParticleCloud, b: ParticleCloud, room: int) -> ParticleCloud:
 
 
 def _padded(rows: np.ndarray, room: int) -> np.ndarray:
-    return np.pad(rows, ((0, room - len(rows)), (0, 0)))
+    return np.pad(rows, [(0, room - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
 def _pose(motion: Sequence[float] | np.ndarray) -> np.ndarray:
