@@ -194,8 +194,23 @@ _MISTAKES = {
     lambda g: {"depth_m": np.zeros_like(g["depth_m"])}: "no pixel has valid depth",
     lambda g: {"joints": g["joints"][:, :2]}: "the robot has 3 joints",
     lambda g: {"joints": np.full((2, 3), np.nan)}: "'shoulder' in row 0 is NaN",
+    lambda g: {"joints": g["joints"][None]}: "a row for each of the 2",
+    lambda g: {"joints": np.degrees(g["joints"]) + 30}: r"row \d, its limits .*degrees",
+    lambda g: {"depth_m": 1000 * g["depth_m"]}: "Nothing that was observed .*in metres",
     lambda g: {"cameras": dict.fromkeys(g["cameras"], _FIVE)}: r"intrinsics has shape \(5, 3, 3\)",
 }
+
+
+def test_a_state_of_another_model_is_refused(small_world, state, targets):
+    other = dataclasses.replace(
+        state, robot=jax.tree.map(lambda x: np.repeat(x, 2, axis=1), state.robot)
+    )
+    for use in (
+        lambda: small_world.rollout(other, targets),
+        lambda: small_world.render(other, "cam0"),
+    ):
+        with pytest.raises(UserError, match="encoded by another model: it has 22 kinematic points"):
+            use()
 
 
 def test_particles_carry_the_colour_they_were_seen_in(state):

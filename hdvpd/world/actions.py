@@ -12,6 +12,8 @@ from hdvpd.world.state import State
 
 SLACK = 1e-3
 """How far a target may lie beyond a joint's limit, in the joint's unit: recorded ones touch it."""
+_ABSURD = 2 * np.pi
+"""No joint is measured so far beyond its limits: encoders count a turn too many at most."""
 START_M = 0.01
 """How far the robot model may put a point from where the data have it: fingers that a gripper's one
 joint stands for are 2 mm off, a base that a calibration moved centimetres."""
@@ -40,6 +42,31 @@ def check_joints(robot: Robot, values: Float[Array, "..."], what: str = "joint_t
         raise UserError(
             f"{what}: the value of joint {robot.joints[column]!r} in row {row} is NaN or infinite. "
             "Every row needs a finite value for every joint."
+        )
+
+
+def check_measured(robot: Robot, values: Float[Array, "..."], count: int) -> None:
+    """Require measured joint values of some time steps, (count, j), called `joints` in messages.
+
+    Sensors go a little beyond limits, and an encoder may have counted a turn more.
+
+    Raises:
+      UserError: as `check_joints`, another number of rows, or a value that is in another unit.
+    """
+    check_joints(robot, values, "joints")
+    if values.ndim != 2 or len(values) != count:
+        raise UserError(
+            f"joints: shape {tuple(values.shape)} does not fit; give a row for each of the {count} "
+            "observed steps."
+        )
+    low, high = np.asarray(robot.limits, np.float64).T
+    beyond = np.maximum(low - values, values - high)
+    if beyond.max() > _ABSURD:
+        row, column = np.unravel_index(beyond.argmax(), beyond.shape)
+        raise UserError(
+            f"joints: {robot.joints[column]!r} is {values[row, column]:.4g} in row {row}, its "
+            f"limits are {low[column]:.4g} to {high[column]:.4g}. Values are in the units of the "
+            "training data: degrees are to be converted to radians, millimetres to metres."
         )
 
 

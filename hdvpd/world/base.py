@@ -34,7 +34,8 @@ from hdvpd.evaluation.eval import require_scene
 from hdvpd.evaluation.videos import to_uint8
 from hdvpd.model import Model, render_image
 from hdvpd.training.checkpoints import load_model
-from hdvpd.world.actions import check_actions, check_joints, check_start
+from hdvpd.world.actions import check_actions, check_measured, check_start
+from hdvpd.world.checks import require_length, require_own, require_seen
 from hdvpd.world.frames import as_frames, colors_of
 from hdvpd.world.future import Future, Images
 from hdvpd.world.state import State, find_camera, scaled
@@ -161,9 +162,7 @@ class World:
           UserError: shapes do not fit, something is not finite, or there is no robot model.
         """
         values = np.asarray(joints, np.float32)
-        check_joints(self.robot, values, what="joints")
-        if len(values) != OBSERVED_FRAMES:
-            raise UserError(f"joints has {len(values)} rows; give those of the two observed steps.")
+        check_measured(self.robot, values, OBSERVED_FRAMES)
         frames = as_frames(rgb, depth_m, cameras, self.size)
         mounts = {} if self.setup is None else self.setup.mounts
         kept = {name: link for name, link in mounts.items() if name in cameras}
@@ -211,7 +210,7 @@ class World:
           UserError: the episode is too short.
         """
         data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-        _require_length(data, episode, start, steps)
+        require_length(data, episode, start, steps)
         first = start + OBSERVED_FRAMES - 1
         return data.read(episode, JOINT_TARGETS, first, steps)
 
@@ -224,7 +223,7 @@ class World:
           UserError: the episode is too short.
         """
         data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-        _require_length(data, episode, start, steps)
+        require_length(data, episode, start, steps)
         robot = read_robot(data, episode, start, OBSERVED_FRAMES + steps)
         return jax.tree.map(lambda x: x[OBSERVED_FRAMES:], robot)
 
@@ -257,6 +256,7 @@ class World:
             not positive, no robot model, or one that has the robot elsewhere than the state's data.
         """
         targets = np.asarray(joint_targets, np.float32)
+        require_own(state, self.scene, self.config)
         check_start(self.robot, state, self.folder)
         check_actions(self.robot, targets)
         future = self.rollout_points(
@@ -276,6 +276,7 @@ class World:
         """Predict along planned kinematic points, axes (s) or (b s); else as `rollout`."""
         if chunk < 1:
             raise UserError(f"chunk={chunk}: give how many plans are computed at once, 1 or more.")
+        require_own(state, self.scene, self.config)
         single = points.positions.ndim == 3
         planned = jax.tree.map(lambda x: np.asarray(x)[None] if single else np.asarray(x), points)
         count = planned.positions.shape[0]
@@ -326,6 +327,7 @@ class World:
         Raises:
           UserError: there is no camera of that name, or the size is none.
         """
+        require_own(state, self.scene, self.config)
         view = find_camera(state, camera, size)
         return self._images(state.current, view, size or state.size)
 
@@ -355,6 +357,7 @@ class World:
             )
             for t in range(OBSERVED_FRAMES)
         ]
+        require_seen(clouds[1], self.scene, self.config)
         last = jax.tree.map(lambda x: np.asarray(x)[-1], frames)
         cameras = {n: jax.tree.map(lambda x, v=v: x[v], last.camera) for v, n in enumerate(names)}
         return State(
@@ -387,13 +390,3 @@ def _in_parallel(piece: Callable[[int], Any], firsts: range) -> list[Any]:
         return done + [piece(other) for other in others]
     with ThreadPoolExecutor(workers) as pool:
         return done + list(pool.map(piece, others))
-
-
-def _require_length(dataset: Dataset, episode: int, start: int, steps: int) -> None:
-    length = dataset.episode(episode).length
-    if start < 0 or steps < 1 or start + OBSERVED_FRAMES + steps > length:
-        raise UserError(
-            f"Episode {episode} of {dataset.title} has {length} frames: from frame {start}, "
-            f"{OBSERVED_FRAMES} observed and {steps} predicted steps do not fit. Ask for at most "
-            f"{max(length - start - OBSERVED_FRAMES, 0)} steps, or an earlier start."
-        )
