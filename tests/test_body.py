@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hdvpd.basics.types import RobotPoints
 from hdvpd.dynamics.body import NEAR_M, Body, Boxes, approach, body_distance
@@ -49,7 +50,8 @@ def test_until_it_has_learned_the_body_is_all_that_is_near():
     np.testing.assert_array_equal(gradient, 0)
 
 
-def test_a_body_enters_a_margin_when_sampled_times_say_so():
+@pytest.mark.parametrize("able", [[1.0, 1.0], [0.0, 1.0], [0.5, 0.25]])
+def test_a_body_enters_a_margin_when_sampled_times_say_so(able):
     """Boxes that go and turn a little; the time is linear in between, so that turns are small."""
     rng = np.random.default_rng(0)
     places = rng.uniform(-0.1, 0.1, (300, 3))
@@ -61,16 +63,19 @@ def test_a_body_enters_a_margin_when_sampled_times_say_so():
     )
     margins = rng.uniform(0.0, 0.01, 300)
     told = jax.jit(approach)(
-        Boxes(np.float32(low), np.float32(high)), np.float32(places), robot, np.float32(margins)
+        Boxes(np.float32(low), np.float32(high)),
+        *(np.float32(places), robot, np.float32(margins), np.float32(able)),
     )
     margin = margins[:, None, None]
     times = np.linspace(0, 1, 401)
-    inside = np.zeros((300, 401), bool)
+    within = np.zeros(300)
     for k in range(2):
         at = points[1, k] + times[:, None] * (points[2, k] - points[1, k])
         local = (places[:, None] - at) @ axes[k]
-        inside |= ((local > low[k] - margin) & (local < high[k] + margin)).all(axis=-1)
-    expected = np.where(inside.any(axis=1), times[inside.argmax(axis=1)], 1.0)
+        inside = ((local > low[k] - margin) & (local < high[k] + margin)).all(axis=-1)
+        left = np.where(inside.any(axis=1), 1.0 - times[inside.argmax(axis=1)], 0.0)
+        within = np.maximum(within, able[k] * left)
+    expected = 1.0 - within
     np.testing.assert_allclose(told.entered, expected, atol=0.006)
     assert 0.05 < (expected < 1).mean() < 0.95
     for found, at in ((told.now_m, 1), (told.then_m, 2)):

@@ -62,9 +62,8 @@ def hold(mib):
     return start
 for piece in [hold(1) for _ in range(100)][::2]:
     libc.free(piece)
-if sys.argv[1] == "settled":
-    for training in range(3):
-        settle_memory()
+for training in range(3):
+    settle_memory()
 for round in range(8):
     if round == 1:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -76,11 +75,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
-@pytest.mark.parametrize(("settled", "least", "most"), [("settled", 0, 100), ("not", 400, 500)])
-def test_what_stays_does_not_make_large_buffers_move(settled, least, most):
+def test_what_stays_does_not_make_large_buffers_move():
     """28 MiB stay; a large buffer takes 400 MiB more when it moves."""
-    done = subprocess.run([sys.executable, "-c", GROWTH, settled], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr
-    assert least <= int(done.stdout) < most
+    assert int(done.stdout) < 100
