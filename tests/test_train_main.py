@@ -298,7 +298,10 @@ def test_a_signal_ends_the_wait_for_data_that_do_not_come_and_loses_nothing(
     whole: Path, config: Config, tmp_path: Path
 ) -> None:
     """The disk falls silent after the third step; without a signal the wait ends in an error."""
-    patient = dataclasses.replace(config, data=dataclasses.replace(config.data, patience_s=30.0))
+    # With one batch read ahead, the fifth is asked for only after the third was used.
+    patient = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, patience_s=30.0, prefetch=1)
+    )
     answers, read, silent = threading.Event(), loader.read_window, []
 
     def read_or_hang(dataset: Any, episode: int, start: int, *rest: Any) -> Any:
