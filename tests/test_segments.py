@@ -12,7 +12,8 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.segments import connected_labels, segments
+from hdvpd.dynamics.components import connected_labels
+from hdvpd.dynamics.segments import segments
 from hdvpd.dynamics.surroundings import surroundings
 
 RED, GREEN, WHITE = [3.0, -3.0, -3.0], [-3.0, 3.0, -3.0], [1.0, 1.0, 1.0]

@@ -13,7 +13,7 @@ from hdvpd.dynamics.body import Boxes
 from hdvpd.dynamics.surroundings import surroundings
 from hdvpd.dynamics.things import moved_things
 
-RED, WHITE = [3.0, -3.0, -3.0], [1.0, 1.0, 1.0]
+RED, GREEN, WHITE = [3.0, -3.0, -3.0], [-3.0, 3.0, -3.0], [1.0, 1.0, 1.0]
 OPEN, CLOSED = 1.2, 0.1
 CLOSES, OPENS = (1.0, 0.4, 0.2), (CLOSED, CLOSED, OPEN)
 TURNS = {"z": (0, 1, 2), "x": (1, 2, 0), "y": (2, 0, 1)}
@@ -241,6 +241,41 @@ def test_what_is_pushed_beside_its_middle_turns_as_sliding_says():
         np.linalg.norm(turned, axis=1), np.linalg.norm(arm, axis=1), atol=1e-5
     )
     np.testing.assert_allclose(moved[:, 2], 0, atol=1e-6)
+
+
+def two_cubes(gap_m, aside_m=0.0):
+    """The cube that `pushing` comes to, and behind it another of another colour."""
+    first, second = cube([0.025, 0.0, 0.027]), cube([0.075 + gap_m, aside_m, 0.027])
+    cloud = cloud_of(np.concatenate([first, second]), table())
+    features = np.array(cloud.features)
+    features[SIZE : 2 * SIZE] = GREEN
+    return dataclasses.replace(cloud, features=features)
+
+
+def test_what_is_pushed_pushes_what_is_behind_it():
+    """By what it would come nearer than .15 times how far particles are apart, 1.7 to 2 cm."""
+    _, robot = pushing(-0.04, 0.0)
+    for gap_m in (0.002, 0.008):
+        moved = predict(two_cubes(gap_m), robot)
+        first, second = moved[:SIZE].mean(0), moved[SIZE : 2 * SIZE].mean(0)
+        assert first[0] > 0.01
+        np.testing.assert_allclose(first[0] - second[0], max(gap_m - 0.003, 0.0), atol=1.5e-3)
+        np.testing.assert_allclose(second[1:], 0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("gap_m", "aside_m"), [(0.03, 0.0), (0.002, 0.058)])
+def test_what_is_pushed_leaves_what_it_does_not_reach_or_passes(gap_m, aside_m):
+    moved = predict(two_cubes(gap_m, aside_m), pushing(-0.04, 0.0)[1])
+    assert moved[:SIZE, 0].mean() > 0.01
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
+
+
+def test_what_is_pushed_draws_nothing_along():
+    """A finger pushes the second cube along the face of the first."""
+    way = [[0.102, y, 0.03] for y in (-0.08, -0.05, -0.02)]
+    moved = predict(two_cubes(0.002), hand(way, CLOSED, apart_m=0.0))
+    assert moved[SIZE : 2 * SIZE, 1].mean() > 0.01
+    np.testing.assert_allclose(moved[:SIZE], 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("opening", [CLOSED, OPEN])

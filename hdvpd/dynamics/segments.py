@@ -1,4 +1,4 @@
-"""Which particles are one thing: what stands out of its support, and hangs together.
+"""Which particles are one thing: what stands out of its support, hangs together and looks it.
 
 Beyond the papers (`model.contact`): pure functions of observed places and colours, without
 gradient. Lengths are metres.
@@ -10,6 +10,8 @@ import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, ParticleCloud, pytree
 from hdvpd.config import Up
+from hdvpd.dynamics.components import connected_labels, followed
+from hdvpd.dynamics.parts import told_apart
 from hdvpd.dynamics.surroundings import PARTNERS, Surroundings
 
 # Below this a particle may be the support's.
@@ -78,9 +80,10 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
     """Tell things apart.
 
     With an axis that points up, things are what stands more than 1.2 cm above its support, which is
-    the lowest that is seen within 5 to 10 cm. Neighbours belong together, if their colours differ
-    only where they touch, and lower edges follow by likeness. Without an axis, neighbours of one
-    hue belong together, and what is wider than 30 cm is no thing.
+    the lowest that is seen within 5 to 10 cm. Neighbours hang together, if their colours differ
+    only where they touch; what hangs together is told apart by hue and place (`parts.py`), and
+    lower edges follow by likeness. Without an axis, neighbours of one hue belong together, and what
+    is wider than 30 cm is no thing.
 
     Args:
       cloud: particles, `mask` those that are not the robot's.
@@ -101,10 +104,9 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
         height_m = jnp.where(mask, positions @ axis - _support(positions, mask, axis), 0.0)
         standing = mask & (height_m > _ABOVE_M)
         touching = near & (distances < _TOUCHING_REACHES * reach_m)
-        label = connected_labels(standing, like | touching, indices)
-        label = jax.lax.fori_loop(
-            0, _EDGE_ROUNDS, lambda _, x: _followed(x, like, distances, indices), label
-        )
+        whole = connected_labels(standing, like | touching, indices)
+        label = told_apart(whole, near, around, positions[:, np.flatnonzero(axis == 0)])
+        label = followed(label, like, distances, indices, _EDGE_ROUNDS)
     count = label.shape[0]
     found = Segments(jnp.where(mask & (label >= 0), label, count), height_m, reach_m)
     if up != "none":
@@ -117,60 +119,6 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
 def up_axis(up: Up) -> Float[np.ndarray, "3"]:
     """Return the unit vector that points up."""
     return (-1.0 if up[0] == "-" else 1.0) * np.eye(3, dtype=np.float32)["xyz".index(up[-1])]
-
-
-def connected_labels(
-    members: Bool[Array, "n"], linked: Bool[Array, "n k"], indices: Int[Array, "n k"]
-) -> Int[JaxArray, "n"]:
-    """Label the connected components of a graph of neighbours, whichever of two counts the other.
-
-    Rounds of hooking and jumping until nothing changes (Shiloach and Vishkin, J. Algorithms 1982):
-    about six, whatever the shape of a thing and the order of its particles.
-
-    Args:
-      members: which particles are of the graph.
-      linked: which neighbours a particle hangs together with.
-      indices: of the neighbours.
-
-    Returns:
-      The largest number of a particle's component, -1 for those that are no members.
-    """
-    count = members.shape[0]
-    linked &= members[indices] & members[:, None]
-
-    def spread(
-        state: tuple[Int[Array, "n"], Bool[Array, ""]],
-    ) -> tuple[Int[Array, "n"], Bool[Array, ""]]:
-        label = state[0]
-        heard = jnp.maximum(label, jnp.where(linked, label[indices], -1).max(axis=1))
-        # The particle that numbers a label is told what those of the label, and whoever counts
-        # them among its neighbours, have heard; all of the label ask it.
-        own = jax.ops.segment_max(heard, jnp.where(members, label, count), count + 1)
-        its = jax.ops.segment_max(
-            jnp.broadcast_to(heard[:, None], linked.shape).reshape(-1),
-            jnp.where(linked, label[indices], count).reshape(-1),
-            count + 1,
-        )
-        told = jnp.maximum(heard, jnp.maximum(own, its)[:count])
-        told = jnp.where(members, told[jnp.maximum(told, 0)], -1)
-        return told, jnp.any(told != label)
-
-    start = jnp.where(members, jnp.arange(count), -1)
-    labels = jax.lax.while_loop(lambda state: state[1], spread, (start, jnp.bool_(True)))[0]
-    return jnp.asarray(labels)
-
-
-def _followed(
-    label: Int[Array, "n"],
-    like: Bool[Array, "n k"],
-    distances: Float[Array, "n k"],
-    indices: Int[Array, "n k"],
-) -> Int[JaxArray, "n"]:
-    """Return labels, those without one that of their nearest neighbour that is like them."""
-    apart = jnp.where(like & (label[indices] >= 0), distances, jnp.inf)
-    best = jnp.argmin(apart, axis=1, keepdims=True)
-    theirs = jnp.take_along_axis(label[indices], best, axis=1)[:, 0]
-    return jnp.where((label < 0) & jnp.isfinite(apart.min(axis=1)), theirs, label)
 
 
 def _support(

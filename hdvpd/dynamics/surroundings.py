@@ -30,11 +30,13 @@ class Surroundings:
       indices: of the particles, nearest first, oneself among them.
       distances: [m]; inf where there are fewer particles, and of padding.
       unlike: squared difference of hues, 1 where a colour's edge is.
+      hue: colour without brightness, in units of an edge.
     """
 
     indices: Int[Array, "n k"]
     distances: Float[Array, "n k"]
     unlike: Float[JaxArray, "n k"]
+    hue: Float[JaxArray, "n 3"]
 
     def among(self, mask: Bool[Array, "n"]) -> "Surroundings":
         """Return the surroundings of which only particles of a mask are left; others are at inf."""
@@ -56,11 +58,11 @@ def surroundings(cloud: ParticleCloud, *, colors: bool, backend: Backend = "auto
     own = _colors(cloud, colors)
     brightness = own.mean(axis=-1, keepdims=True)
     # Faces of one object differ in brightness, and by the light that falls on them.
-    hue = (own - brightness) / (brightness + _DARK)
-    unlike = jnp.sum((hue[near.indices] - hue[:, None]) ** 2, axis=-1) / _PARTNER_COLOR**2
+    hue = (own - brightness) / (brightness + _DARK) / _PARTNER_COLOR
+    unlike = jnp.sum((hue[near.indices] - hue[:, None]) ** 2, axis=-1)
     # Rows of padding are somewhere, too, and how far particles are apart is asked of all rows.
     distances = jnp.where(cloud.mask[:, None], near.distances, jnp.inf)
-    return Surroundings(indices=near.indices, distances=distances, unlike=unlike)
+    return Surroundings(near.indices, distances, unlike, hue)
 
 
 def shared(values: Float[Array, "n"], around: Surroundings) -> Float[JaxArray, "n"]:

@@ -29,6 +29,12 @@ from hdvpd.kernels.neighbors import Backend, knn
 _TOUCH_M, _TOUCH_REACHES = 0.003, 0.15
 # What goes away by more than this leaves.
 _LEAVES_M = 0.003
+# A thing pushes another if a particle of it would come nearer to one of the other than this share
+# of the distance between particles, and would pass it by less than that one; so many in a row.
+_BEFORE_REACHES, _ASIDE_REACHES = 0.15, 0.25
+# Its middle is before that of the first, within 60 degrees: what slides along a face is not.
+_BEFORE = 0.5
+_ROW = 3
 # What is nearer to the hand than this, and so far off its support, is in it.
 _IN_HAND_M = 0.02
 _OFF_M = 0.02
@@ -51,6 +57,8 @@ _TURNS = 1.3
 # Half the distance of particles of a face: contact reaches as far beyond them.
 _BESIDE_M = 0.003
 _SMALLEST_M = 0.01
+# What is pushed by less than this more than it moves already is not.
+_STILL_M = 1e-4
 
 
 @pytree
@@ -129,6 +137,7 @@ def moved_things(
         moved_m -= lift_m[:, None] * axis[None]
         # What the body has passed by the end of the step was in touch, too.
         moved_m = _turned(moved_m, top, found, coming.entered < 1.0, axis, unseen)
+        moved_m = _passed_on(moved_m, cloud.positions, top, found, around, axis, unseen)
         # By one motion for all of a thing: of its own links each particle would go elsewhere.
         middle = found.mean(cloud.positions, found.inside.astype(jnp.float32))
         carried_m = held_along(current, robot, 1, 2, middle)
@@ -220,6 +229,51 @@ def _dot(
     x: Sequence[Float[Array, "*batch"]], y: Sequence[Float[Array, "*batch"]]
 ) -> Float[JaxArray, "*batch"]:
     return sum((jnp.multiply(a, b) for a, b in zip(x, y, strict=True)), jnp.zeros(()))
+
+
+def _passed_on(
+    moved_m: Float[Array, "n 3"],
+    positions: Float[Array, "n 3"],
+    top: _Tops,
+    found: Segments,
+    around: Surroundings,
+    axis: Float[np.ndarray, "3"],
+    unseen: Unseen | None,
+) -> Float[JaxArray, "n 3"]:
+    """Let things that are pushed push those before them, and turn these.
+
+    The pair of particles of which one would come farthest into the other decides.
+    """
+    indices = jnp.asarray(around.indices)
+    places = jax.lax.stop_gradient(jnp.asarray(positions))
+    two = (found.label[indices] != found.label[:, None]) & found.inside[indices]
+    two &= found.inside[:, None]
+    offset = places[:, None] - places[indices]
+    length2 = jnp.sum(offset**2, axis=-1)
+    from_middle = _flat(top.middle[:, None] - top.middle[indices], axis)
+    between_m = safe_norm(from_middle)
+
+    def pass_on(_: object, moved_m: Float[JaxArray, "n 3"]) -> Float[JaxArray, "n 3"]:
+        push = _flat(moved_m, axis)
+        way_m = jax.lax.stop_gradient(safe_norm(push))
+        ahead = jax.lax.stop_gradient(push) / jnp.maximum(way_m, 1e-6)[:, None]
+        along_m = jnp.sum(offset * ahead[indices], axis=-1)
+        meets = two & (along_m > 0.0)
+        meets &= length2 - along_m**2 < (_ASIDE_REACHES * found.reach_m) ** 2
+        meets &= jnp.sum(from_middle * ahead[indices], axis=-1) > _BEFORE * between_m
+        beyond_m = way_m[indices] + _BEFORE_REACHES * found.reach_m - along_m
+        comes_m = jnp.where(meets, jnp.clip(beyond_m, 0.0, way_m[indices]), 0.0)
+        own_m, most_m = comes_m.max(axis=1), found.max(comes_m.max(axis=1))
+        origin = found.last(found.inside & (own_m >= most_m))
+        best = jnp.take_along_axis(indices, comes_m.argmax(axis=1)[:, None], axis=1)[:, 0]
+        source = best[origin]
+        share = most_m / jnp.maximum(way_m[source], 1e-6)
+        pushed = found.inside & (most_m > found.max(way_m) + _STILL_M)
+        given_m = jnp.where(pushed[:, None], share[:, None] * push[source], 0.0)
+        turned_m = _turned(given_m, top, found, own_m > 0.0, axis, unseen)
+        return jnp.where(pushed[:, None], turned_m, moved_m)
+
+    return jax.lax.fori_loop(0, _ROW, pass_on, moved_m)
 
 
 def _held(
