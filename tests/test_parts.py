@@ -21,7 +21,11 @@ NEAR_M = 0.015
 def tell(cloud, whole, reach_m=NEAR_M):
     around = surroundings(cloud, colors=True)
     near = around.distances < reach_m
-    return told_apart(whole, near, around, cloud.positions[:, :2]), around, near
+    return (
+        told_apart(whole, near, around, cloud.positions[:, :2], cloud.positions[:, 2]),
+        around,
+        near,
+    )
 
 
 def cloud_of(*parts):
@@ -72,6 +76,8 @@ def test_rings_and_lid_of_a_can_are_one_thing():
     stripe = np.concatenate([ring + [0, 0, z] for z in (0.04, 0.05)])
     lid = np.concatenate([ring * s + [0, 0, 0.08] for s in (0.2, 0.5, 0.8)])
     assert_one(*labels((body, RED), (stripe, GREEN), (lid, BLUE)))
+    # Of what is seen from one side the middle is far from the lid's.
+    assert_one(*labels((body[body[:, 1] < -0.02], RED), (lid, BLUE)))
 
 
 def test_an_edge_whose_pixels_mix_two_colours_joins_neither_to_the_other():
@@ -166,15 +172,17 @@ def by_definition(cloud, whole, around, near):
     names = [int(x) for x in np.unique(group)]
     known = about(names, grouped)
     size = {p: ((places[grouped == p] - known[p][0]) ** 2).sum(1).mean() + 9e-6 for p in names}
+    heights = np.asarray(cloud.positions)[:, 2]
+    lies = {p: heights[grouped == p].min() > 0.03 for p in names}
     into = {}
     for p in names:
         away = {
-            q: ((known[p][0] - known[q][0]) ** 2).sum() / size[q]
+            q: ((known[p][0] - known[q][0]) ** 2).sum() / max(size[p], size[q])
             for q in names
-            if known[p][2] == known[q][2] and size[q] > size[p]
+            if known[p][2] == known[q][2] and (not lies[q], size[q]) > (not lies[p], size[p])
         }
         best = min(away, key=away.__getitem__, default=None)
-        if best is not None and away[best] < 1.6:
+        if best is not None and away[best] < (4.0 if lies[p] else 1.6):
             into[p] = best
     final = grouped.copy()
     for p in names:
@@ -191,7 +199,7 @@ def test_heaps_are_told_apart_as_defined(seed):
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(9):
-        places = box([*rng.uniform(0, 0.15, 2), 0.02], rng.integers(3, 6, 3))
+        places = box([*rng.uniform(0, 0.15, 2), rng.choice([0.01, 0.04])], rng.integers(3, 6, 3))
         colour = rng.uniform(-2, 2, 3) + rng.normal(0, 0.3, (len(places), 3))
         parts.append((places + rng.normal(0, 0.001, places.shape), colour))
     cloud = cloud_of(*parts)
@@ -207,7 +215,7 @@ def test_heaps_are_told_apart_as_defined(seed):
     some = expected >= 0
     same = label[some][:, None] == label[some][None]
     np.testing.assert_array_equal(same, expected[some][:, None] == expected[some][None])
-    assert len(np.unique(expected[some])) > 3
+    assert len(np.unique(expected[some])) > 2
     # The number of a thing is that of one of its particles.
     held = np.unique(label[label >= 0])
     np.testing.assert_array_equal(label[held], held)

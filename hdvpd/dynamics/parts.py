@@ -25,8 +25,10 @@ _FEWEST = 6
 # Of one hue and of one thing is what is not farther apart than this.
 _FAR_M = 0.12
 # A part stands within another's footprint if the square of their distance is less than this many
-# times the other's mean square: 2 is the edge of a disc, and cubes side by side are 6 apart.
-_WITHIN = 1.6
+# times the larger mean square: 2 is the edge of a disc, and cubes side by side are 6 apart. What
+# does not reach down to its support lies on another, of which only one side may be seen.
+_WITHIN, _LIES_ON = 1.6, 4.0
+_OFF_M = 0.03
 _SMALLEST_M = 0.003
 # The largest parts, of which all pairs are asked; others are things.
 _MOST_PARTS = 256
@@ -37,6 +39,7 @@ def told_apart(
     near: Bool[Array, "n k"],
     around: Surroundings,
     places: Float[Array, "n 2"],
+    height_m: Float[Array, "n"],
 ) -> Int[JaxArray, "n"]:
     """Tell apart the things that hang together.
 
@@ -46,6 +49,7 @@ def told_apart(
       near: which neighbours may be of one thing by their distance.
       around: the particles' surroundings.
       places: where particles stand [m].
+      height_m: above the support [m].
 
     Returns:
       For every particle the number of one of its thing, the same for all of them; -1 as in `whole`.
@@ -54,7 +58,7 @@ def told_apart(
     whole = jnp.asarray(whole)
     near &= (whole[around.indices] == whole[:, None]) & (whole >= 0)[:, None]
     part = _of_one_hue(jnp.asarray(near), around)
-    joined = _joined(part, whole, jnp.asarray(around.hue), jnp.asarray(places))
+    joined = _joined(part, whole, jnp.asarray(around.hue), jnp.asarray(places), height_m)
     # What hangs on no part goes with the particle that numbers the whole.
     rest = jnp.where(part < 0, whole, joined)[jnp.maximum(whole, 0)]
     return jnp.where(part < 0, jnp.where(whole < 0, -1, rest), joined)
@@ -80,6 +84,7 @@ def _joined(
     whole: Int[Array, "n"],
     hue: Float[Array, "n 3"],
     places: Float[Array, "n 2"],
+    height_m: Float[Array, "n"],
 ) -> Int[JaxArray, "n"]:
     """Label particles by the part that theirs belongs to; those of no part keep -1."""
     count = part.shape[0]
@@ -101,13 +106,16 @@ def _joined(
     middle = _means(places, of, most)
     offset = places - jnp.append(middle, middle[:1], axis=0)[of]
     spread2 = _means(jnp.sum(offset**2, axis=-1), of, most) + _SMALLEST_M**2
-    own, other = spread2[:, None], spread2[None]
-    larger = (other > own) | ((other == own) & (every > every.T))
+    lies = jax.ops.segment_min(height_m, of, most + 1)[:most] > _OFF_M
+    # A part goes with one after it: what stands is after what lies, and then the larger one.
+    place = jnp.zeros(most, jnp.int32).at[jnp.lexsort((spread2, ~lies))].set(every[0])
     exists = group == every[0]
-    within = together & larger & exists[:, None] & exists[None]
-    away = jnp.where(within, _apart2(middle) / other, jnp.inf)
-    into = jnp.where(away.min(axis=1) < _WITHIN, away.argmin(axis=1), every[0])
-    # Each within a larger one: half as far to the last of them in every round.
+    after = together & (place[None] > place[:, None]) & exists[:, None] & exists[None]
+    larger2 = jnp.maximum(spread2[:, None], spread2[None])
+    away = jnp.where(after, _apart2(middle) / larger2, jnp.inf)
+    near_enough = away.min(axis=1) < jnp.where(lies, _LIES_ON, _WITHIN)
+    into = jnp.where(near_enough, away.argmin(axis=1), every[0])
+    # Each goes with one after it: half as far to the last of them in every round.
     for _ in range(max(most - 1, 1).bit_length()):
         into = into[into]
     return jnp.where(rank < most, jnp.append(first[into[group]], -1)[rank], part)

@@ -105,7 +105,8 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
         standing = mask & (height_m > _ABOVE_M)
         touching = near & (distances < _TOUCHING_REACHES * reach_m)
         whole = connected_labels(standing, like | touching, indices)
-        label = told_apart(whole, near, around, positions[:, np.flatnonzero(axis == 0)])
+        level = positions[:, np.flatnonzero(axis == 0)]
+        label = told_apart(whole, near, around, level, height_m)
         label = followed(label, like, distances, indices, _EDGE_ROUNDS)
     count = label.shape[0]
     found = Segments(jnp.where(mask & (label >= 0), label, count), height_m, reach_m)
