@@ -2,7 +2,8 @@
 
 Beyond the papers (`model.contact`): pure functions of observed places and the robot's plan. A thing
 (`segments.py`) moves as one, by as much as it must so that a closed hand does not come into it;
-what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does.
+what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does,
+and what stands before it is pushed in turn.
 A closed hand lifts what it touches and has on two sides of its middle; what is off its support and
 near a hand is held, and falls when the hand opens. Lengths are metres.
 """
