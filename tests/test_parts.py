@@ -9,7 +9,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.components import followed
+from hdvpd.dynamics import parts
 from hdvpd.dynamics.parts import told_apart
 from hdvpd.dynamics.surroundings import surroundings
 
@@ -102,15 +102,19 @@ def test_nothing_is_told_of_what_is_of_no_thing():
     np.testing.assert_array_equal(tell(cloud, whole)[0], -1)
 
 
-def test_what_hangs_on_no_neighbour_that_has_a_label_gets_none():
-    """A row, of which the first has a label: one more in every round."""
-    indices = np.asarray([[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]], np.int32)
-    distances, linked = np.ones((5, 2), np.float32), np.ones((5, 2), bool)
-    linked[3] = False
-    label = np.asarray([0, -1, -1, -1, -1], np.int32)
-    for rounds, expected in ((1, [0, 0, -1, -1, -1]), (4, [0, 0, 0, -1, -1])):
-        told = followed(label, linked, distances, indices, rounds)
-        np.testing.assert_array_equal(told, expected)
+def test_of_more_parts_than_are_compared_the_rest_are_things(monkeypatch):
+    """One stripe is compared with itself alone; the others are things of their own."""
+    monkeypatch.setattr(parts, "_MOST_PARTS", 1)
+    tops = [(box([0.04 * k, 0, 0.02], (4, 5, 4)), c) for k, c in enumerate((RED, GREEN, RED))]
+    cloud = cloud_of(*tops)
+    around = surroundings(cloud, colors=True)
+    whole = np.zeros(len(cloud.mask), np.int32)
+    places, height = cloud.positions[:, :2], cloud.positions[:, 2]
+    label = np.asarray(told_apart(whole, around.distances < NEAR_M, around, places, height))
+    found = np.split(label, 3)
+    for one in found:
+        assert_one(one)
+    assert len({one[0] for one in found}) == 3
 
 
 def by_definition(cloud, whole, around, near):
@@ -197,12 +201,12 @@ def by_definition(cloud, whole, around, near):
 def test_heaps_are_told_apart_as_defined(seed):
     """Boxes of random colours and places, noise in both; most of a heap hangs together."""
     rng = np.random.default_rng(seed)
-    parts = []
+    boxes = []
     for _ in range(9):
         places = box([*rng.uniform(0, 0.15, 2), rng.choice([0.01, 0.04])], rng.integers(3, 6, 3))
         colour = rng.uniform(-2, 2, 3) + rng.normal(0, 0.3, (len(places), 3))
-        parts.append((places + rng.normal(0, 0.001, places.shape), colour))
-    cloud = cloud_of(*parts)
+        boxes.append((places + rng.normal(0, 0.001, places.shape), colour))
+    cloud = cloud_of(*boxes)
     # Two heaps that are near each other, and some particles of neither.
     whole = np.where(cloud.positions[:, 0] < 0.1, 0, len(cloud.mask) - 1)
     first, last = np.flatnonzero(whole == 0)[-1], np.flatnonzero(whole > 0)[-1]

@@ -7,12 +7,8 @@ import jax
 import numpy as np
 import pytest
 import scenes
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 
 from hdvpd.basics.types import ParticleCloud
-from hdvpd.dynamics.components import connected_labels
 from hdvpd.dynamics.segments import segments
 from hdvpd.dynamics.surroundings import surroundings
 
@@ -87,28 +83,6 @@ def test_without_an_axis_hue_tells_and_what_is_wide_is_no_thing():
     assert len(np.unique(thing)) == 1
     assert thing[0] < len(thing) + len(support)
     np.testing.assert_array_equal(support, len(thing) + len(support))
-
-
-@pytest.mark.parametrize("shape", [(1500, 1, 1), (50, 30, 1), (12, 12, 10)])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_what_hangs_together_has_one_label_whatever_its_shape_and_order(shape, shuffled):
-    """Rows, plates and blocks with gaps, against connected components of the graph of links."""
-    rng = np.random.default_rng(0)
-    places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), axis=-1).reshape(-1, 3)
-    places = places + rng.uniform(-0.2, 0.2, places.shape)
-    if shuffled:
-        places = rng.permutation(places)
-    members = rng.uniform(size=len(places)) < 0.97
-    distances, indices = cKDTree(places).query(places, 6)
-    linked = distances < 1.3
-    links = linked & members[indices] & members[:, None]
-    rows = np.repeat(np.arange(len(places)), links.sum(axis=1))
-    graph = coo_array((np.ones(len(rows)), (rows, indices[links])), shape=(len(places),) * 2)
-    _, parts = connected_components(graph, directed=False)
-    last = np.full(parts.max() + 1, -1)
-    np.maximum.at(last, parts, np.arange(len(places)))
-    found = np.asarray(jax.jit(connected_labels)(members, linked, indices))
-    np.testing.assert_array_equal(found, np.where(members, last[parts], -1))
 
 
 @pytest.mark.parametrize("up", ["x", "-y"])

@@ -3,8 +3,8 @@
 Beyond the papers (`model.contact`): pure functions of observed places and colours, without
 gradient. The stripe of a can touches the can as one cube of a heap touches another. So things are
 put together of parts of one hue: those of the same hue that hang together are one, as both sides of
-a stripe, and so are parts of which one stands within the other's footprint, as stripe, lid and can.
-Lengths are metres.
+a stripe, and so are parts of which one stands within the other's footprint, or lies on it, as
+stripe, lid and can. Lengths are metres.
 """
 
 import jax
