@@ -4,7 +4,12 @@ Prints milliseconds to build and query k = 3 neighbours (besides the point itsel
 points on a surface, and the ratio of `knn`'s default on CPU to the fastest library. Where the tree
 is kept, the same points are asked again.
 
-Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--xla]
+With --plain the search in plain JAX, that of accelerators, is compared with one that computes all
+distances in blocks of queries and takes the `top_k` of each: two clouds of --points and 252 points
+in the air among themselves, and samples in the air, as many as 1,536 rays have, that look for eight
+neighbours.
+
+Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--plain]
 """
 
 import argparse
@@ -43,14 +48,55 @@ def pykdtree_search(points: np.ndarray, k: int) -> np.ndarray:
     return KDTree(points).query(points, k)[1]
 
 
+def all_distances(queries: jax.Array, points: jax.Array, k: int) -> jax.Array:
+    """Return rows of the k nearest points of every query, by computing all distances in blocks."""
+
+    def nearest(query: jax.Array) -> jax.Array:
+        return jax.lax.top_k(-((query - points) ** 2).sum(-1), k)[1]
+
+    return jax.lax.map(nearest, queries, batch_size=max(1, 2**24 // len(points)))
+
+
+def compare_plain(num_points: int, k: int, repeats: int) -> None:
+    """Print how long either plain search takes [ms], and their ratio."""
+    apart = np.array([0, 0, 5e-4], np.float32)
+    rng, low, high = np.random.default_rng(0), [0.0, 0.0, -0.2], [1.0, 1.0, 0.6]
+    robot = rng.uniform(low, high, (252, 3)).astype(np.float32)
+    clouds = surface(num_points), surface(num_points) + apart, robot
+    tokens = jnp.asarray(np.concatenate(clouds))
+    samples = jnp.asarray(rng.uniform(low, high, (1536 * 64, 3)), jnp.float32)
+    boxes = jax.jit(lambda x: knn(x, x, k, exclude_self=True, backend="xla").indices)
+    seen = jax.jit(
+        lambda q, x: knn(q, x, 8, max_distance=0.1, max_nearest=0.05, backend="xla").indices
+    )
+    dense = jax.jit(all_distances, static_argnums=2)
+    times = interleaved(
+        {
+            "tokens, boxes": lambda: boxes(tokens),
+            "tokens, all distances": lambda: dense(tokens, tokens, k + 1),
+            "samples, boxes": lambda: seen(samples, tokens[:num_points]),
+            "samples, all distances": lambda: dense(samples, tokens[:num_points], 8),
+        },
+        repeats,
+    )
+    same = (boxes(tokens) == dense(tokens, tokens, k + 1)[:, 1:]).mean()
+    for name, value in times.items():
+        print(f"{name:24s} {value:9.2f} ms")
+    print(f"of {len(tokens)} tokens, {float(same):.5f} of the rows are the same")
+    print(json.dumps({"device": jax.devices()[0].device_kind, "points": num_points, "ms": times}))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=32768)
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--xla", action="store_true", help="also time the blockwise XLA search")
+    parser.add_argument("--plain", action="store_true", help="plain JAX against all distances")
     arguments = parser.parse_args()
+    if arguments.plain:
+        compare_plain(arguments.points, arguments.k, arguments.repeats)
+        return
     points, k = surface(arguments.points), arguments.k
     on_device = jnp.asarray(points)
 
@@ -71,8 +117,6 @@ def main() -> None:
         "hdvpd kdtree (jitted)": ours("kdtree"),
         "hdvpd, tree kept": ours("kdtree", anew=False),
     }
-    if arguments.xla:
-        functions["hdvpd xla (jitted)"] = ours("xla")
     times = interleaved(functions, arguments.repeats)
     for name, value in times.items():
         print(f"{name:24s} {value:9.1f} ms")

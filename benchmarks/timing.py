@@ -40,15 +40,16 @@ def machine_rates(
 ) -> tuple[float, float]:
     """Return the rate of matrix products [FLOP/s] and the copy bandwidth [bytes/s].
 
-    The best of float32 products of 512, 1,024 and 2,048 rows and columns, and of a copy of 128 MiB,
-    which no cache holds.
+    The best of float32 products of 512, 1,024 and 2,048 rows and columns, on accelerators of 4,096
+    and 8,192, and of a copy of 128 MiB, on accelerators of 1 GiB, which no cache holds.
     """
+    on_cpu = jax.default_backend() == "cpu"
     product = jax.jit(lambda x: x @ x)
     rates = []
-    for size in (512, 1024, 2048):
+    for size in (512, 1024, 2048) if on_cpu else (4096, 8192):
         matrix = jnp.ones((size, size))
         rates.append(2 * size**3 / best_of(product, matrix, repeats=repeats, clock=clock))
-    numbers = jnp.ones((2**25,))
+    numbers = jnp.ones((2**25 if on_cpu else 2**28,))
     seconds = best_of(jax.jit(lambda x: -x), numbers, repeats=repeats, clock=clock)
     return max(rates), 2 * numbers.nbytes / seconds
 
@@ -123,7 +124,10 @@ def surface(num_points: int) -> np.ndarray:
 
 
 def peak_gib() -> float:
-    """Return the largest resident memory of this process so far [GiB]."""
+    """Return the largest memory so far [GiB]: of an accelerator's, or this process's resident."""
+    held = jax.local_devices()[0].memory_stats()
+    if held and "peak_bytes_in_use" in held:
+        return held["peak_bytes_in_use"] / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

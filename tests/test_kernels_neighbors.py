@@ -12,7 +12,7 @@ import pytest
 import references
 
 from hdvpd.basics.errors import UserError
-from hdvpd.kernels import neighbors, neighbors_host
+from hdvpd.kernels import neighbors, neighbors_host, neighbors_xla
 from hdvpd.kernels.neighbors_host import SEARCHES
 
 NUM_QUERIES, NUM_POINTS = 23, 40
@@ -104,10 +104,13 @@ def many_points(request):
 
 @pytest.mark.parametrize("k", [1, 7, 70])
 @pytest.mark.parametrize("max_distance", [2.0, np.inf])
-def test_trees_of_many_leaves_find_the_lesser_rows_of_what_is_as_near(many_points, k, max_distance):
+@pytest.mark.parametrize("backend", ["kdtree", "xla"])
+def test_trees_of_many_leaves_find_the_lesser_rows_of_what_is_as_near(
+    many_points, k, max_distance, backend
+):
     queries, points = many_points
     mask = np.random.default_rng(5).random(len(points)) < 0.9
-    found = search(queries, points, k, backend="kdtree", mask=mask, max_distance=max_distance)
+    found = search(queries, points, k, backend=backend, mask=mask, max_distance=max_distance)
     expected = references.nearest(queries, points, k, mask, max_distance)
     assert np.isfinite(expected[1]).any(1).mean() > 0.7
     assert_same(found, expected)
@@ -261,21 +264,41 @@ def test_no_gradient_flows_through_the_search(backend, clouds):
     assert all((np.asarray(g) == 0).all() for g in grads)
 
 
-def test_blockwise_search_equals_one_block(clouds, monkeypatch):
-    expected = references.nearest(*clouds, K)
-    for entries in (1, 3 * NUM_POINTS, NUM_QUERIES * NUM_POINTS):
-        monkeypatch.setattr(neighbors, "_BLOCK_ENTRIES", entries)
-        assert_same(neighbors.knn(*clouds, K, backend="xla"), expected)
+@pytest.mark.parametrize(("size", "boxes", "entries"), [(4, 3, 1), (4, 2, 1 << 10), (1, 8, 1)])
+def test_plain_search_is_the_same_however_its_boxes_are_cut(monkeypatch, size, boxes, entries):
+    rng = np.random.default_rng(6)
+    queries, points = rng.normal(size=(150, 3)), rng.normal(size=(250, 3)) * [1, 1, 0.1]
+    queries, points = queries.astype(np.float32), points.astype(np.float32)
+    for name, value in {"_SIZE": size, "_BOXES": boxes, "_PASS_ENTRIES": entries}.items():
+        monkeypatch.setattr(neighbors_xla, name, value)
+    found = neighbors.knn(queries, points, K, backend="xla", max_distance=0.4, max_nearest=0.2)
+    indices, distances = references.nearest(queries, points, K, max_distance=0.4)
+    far = distances[:, :1] > 0.2
+    assert 0.1 < far.mean() < 0.9
+    assert_same(found, (np.where(far, 0, indices), np.where(far, np.inf, distances)))
 
 
-def test_blockwise_search_never_holds_all_distances():
-    num_points = 16384
+def test_boxes_are_of_equally_many_points_that_are_near():
+    points = np.random.default_rng(7).uniform(size=(5000, 3)).astype(np.float32)
+    mask = np.arange(5000) % 5 > 0
+    boxes = jax.jit(neighbors_xla.in_boxes)(points, mask)
+    rows = np.asarray(boxes.rows)
+    assert rows.shape == (256, 20)
+    kept = rows != neighbors_xla._NO_ROW
+    np.testing.assert_array_equal(np.sort(rows[kept]), np.flatnonzero(mask))
+    np.testing.assert_array_equal(boxes.points[kept], points[rows[kept]])
+    sides = np.asarray(boxes.high - boxes.low)[kept.any(1)]
+    assert sides.mean() < 0.25  # sixteen points in a cube of 4,000 have a side of .16
+
+
+def test_plain_search_never_holds_all_distances():
+    num_points = 32768
     shape = jax.ShapeDtypeStruct((num_points, 3), jnp.float32)
     search = jax.jit(functools.partial(neighbors.knn, k=3, backend="xla"))
     memory = search.lower(shape, shape).compile().memory_analysis()
-    # One block of distances, its sort keys and indices; all of them would be 1 GiB.
-    assert memory.temp_size_in_bytes < 4 * 4 * neighbors._BLOCK_ENTRIES
-    assert memory.temp_size_in_bytes < 4 * num_points**2
+    # One pass of distances and what chooses among them; all of them would be 4 GiB.
+    assert memory.temp_size_in_bytes < 3 * 4 * neighbors_xla._PASS_ENTRIES
+    assert memory.temp_size_in_bytes < num_points**2 / 2
 
 
 @pytest.mark.parametrize(("name", "package"), [("open3d", "open3d"), ("keops", "pykeops")])
@@ -291,9 +314,9 @@ def test_missing_backend_says_what_to_install(clouds, name, package):
         jax.block_until_ready(neighbors.knn(*clouds, 3, backend=name))
 
 
-def test_the_blockwise_search_holds_one_block_for_all_clouds_that_are_mapped(monkeypatch):
-    """Six clouds, whose blocks at once would be six times as large, forward and backward."""
-    monkeypatch.setattr(neighbors, "_BLOCK_ENTRIES", 1 << 20)
+def test_the_plain_search_holds_one_pass_for_all_clouds_that_are_mapped(monkeypatch):
+    """Six clouds, whose passes at once would be six times as large, forward and backward."""
+    monkeypatch.setattr(neighbors_xla, "_PASS_ENTRIES", 1 << 20)
     rng = np.random.default_rng(5)
     queries = rng.normal(size=(6, 600, 3)).astype(np.float32)
     points = rng.normal(size=(6, 9000, 3)).astype(np.float32)
@@ -305,7 +328,7 @@ def test_the_blockwise_search_holds_one_block_for_all_clouds_that_are_mapped(mon
 
     both = jax.jit(jax.vmap(jax.grad(spread, has_aux=True)))
     held = both.lower(queries, points).compile().memory_analysis().temp_size_in_bytes
-    assert held < 2 * 4 * (1 << 20)
+    assert held < 3 * 4 * (1 << 20)
     slopes, found = both(queries, points)
     for cloud in range(6):
         slope, alone = jax.grad(spread, has_aux=True)(queries[cloud], points[cloud])

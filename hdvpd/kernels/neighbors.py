@@ -1,7 +1,8 @@
 """Exact k-nearest-neighbour search, usable under jit, vmap and scan.
 
 One function, four backends with the same answer (ties aside): a compiled k-d tree on the host, a
-blockwise XLA search whose memory is bounded (for accelerators), open3d and keops where installed.
+search by boxes in plain JAX whose memory is bounded (for accelerators), open3d and keops where
+installed.
 Indices and distances carry no gradient: callers that need one recompute distances from positions.
 """
 
@@ -13,11 +14,9 @@ import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, Int, pytree
 from hdvpd.config import Backend
+from hdvpd.kernels import neighbors_xla
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.neighbors_host import SEARCHES
-
-# Distances held at once by the blockwise search (64 MiB of float32).
-_BLOCK_ENTRIES = 1 << 24
 
 
 @pytree
@@ -103,45 +102,9 @@ def _xla_search(
     k: int,
     reach: tuple[float, float],
 ) -> Neighbors:
-    """Search in blocks of queries; holds at most _BLOCK_ENTRIES distances, never q x n.
-
-    Several clouds, a mapped axis, are searched one after another: the bound is that of them all.
-    """
-    search = functools.partial(_search_in_blocks, k=k, reach=reach)
-    return jax.custom_batching.sequential_vmap(search)(queries, points, mask)
-
-
-def _search_in_blocks(
-    queries: Float[Array, "q 3"],
-    points: Float[Array, "n 3"],
-    mask: Bool[Array, "n"],
-    *,
-    k: int,
-    reach: tuple[float, float],
-) -> Neighbors:
-    # Once more: what is mapped by itself has tangents, if only 0.
-    queries, points = jax.lax.stop_gradient((queries, points))
-    num_queries, num_points = queries.shape[0], points.shape[0]
-    block = min(num_queries, max(1, _BLOCK_ENTRIES // max(num_points, 1)))
-    num_kept = min(k, num_points)
-
-    def nearest(query: Float[Array, "3"]) -> tuple[jax.Array, jax.Array]:
-        # Differences, not |q|^2 - 2 q.p + |p|^2, which loses millimetres to cancellation.
-        squared = sum((query[axis] - points[:, axis]) ** 2 for axis in range(3))
-        squared = jnp.where(mask, squared, jnp.inf)
-        negative, indices = jax.lax.top_k(-squared, num_kept)
-        return jnp.sqrt(-negative), indices
-
-    distances, indices = jax.lax.map(nearest, queries, batch_size=block)
-    max_distance, max_nearest = reach
-    # Masked points and queries that are no numbers come out as inf and NaN.
-    missing = ~(jnp.isfinite(distances) & (distances <= max_distance))
-    missing |= distances[:, :1] > max_nearest
-    pad = ((0, 0), (0, k - num_kept))
-    return Neighbors(
-        indices=jnp.pad(jnp.where(missing, 0, indices).astype(jnp.int32), pad),
-        distances=jnp.pad(jnp.where(missing, jnp.inf, distances), pad, constant_values=jnp.inf),
-    )
+    """Search several clouds, a mapped axis, one after another: what is held is that of one."""
+    search = functools.partial(neighbors_xla.search, k=k, reach=reach)
+    return Neighbors(*jax.custom_batching.sequential_vmap(search)(queries, points, mask))
 
 
 def _host_search(

@@ -292,8 +292,10 @@ class Model(nnx.Module):
         encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
         clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
+        # A GPU's compiler, which tries forms of every product, takes minutes for what is unrolled.
+        unroll = jax.default_backend() == "cpu"
         with jax.named_scope("rollout"):
-            clouds = self._roll_out(previous, current, robot, rollout_key, unroll=True)
+            clouds = self._roll_out(previous, current, robot, rollout_key, unroll=unroll)
         return clouds, current
 
     def _near_robot(
