@@ -10,9 +10,9 @@ Search, per query of N tokens, k neighbours:
 
     dense   all distances in blocks, then the k smallest: written once, read once by the selection
             and once more to find the places.
-    boxes   tokens cut into boxes of 32 (halvings, each a radix sort of four passes over key and
-            row, every second one of which is a sort), then 16 boxes read per group of 32 queries
-            and neighbour (`hdvpd.kernels.neighbors_xla`, which runs on accelerators).
+    boxes   tokens cut into boxes of 32 by sorts that cut into four (four radix passes over key and
+            row each), then 16 boxes read twice per group of 32 queries and neighbour
+            (`hdvpd.kernels.neighbors_xla`, which runs on accelerators)
 
 Walk attention, e entries per token, width c, one head, forward:
 
@@ -20,7 +20,7 @@ Walk attention, e entries per token, width c, one head, forward:
     pallas  reads each row where it is needed and writes only the result
 
 With --measure each form also runs on this machine's device, on points of two wavy surfaces, all in
-one run; what would take longer than a minute is left out.
+one run, all distances of few tokens only.
 
 Run: python benchmarks/gpu_model.py [paper] [--particles 32768 131072 1000000] [--json | --measure]
 """
@@ -34,13 +34,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from neighbors import all_distances
-from timing import best_of, surface
+from timing import all_distances, best_of, surface
 
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.config import Kernels
 from hdvpd.config.experiments import load_config
-from hdvpd.kernels.neighbors import knn
+from hdvpd.kernels.neighbors import Neighbors, knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import exact_walks
 
@@ -123,13 +122,13 @@ def measured(width: int, particles: int, repeats: int = 5) -> Iterator[tuple[str
     def milliseconds(function: Callable[..., Any], *arguments: object) -> float:
         return 1e3 * best_of(jax.jit(function), *arguments, repeats=repeats)
 
-    def among(x: jax.Array) -> Any:
-        return knn(x, x, 3, exclude_self=True, backend="xla").indices
+    def among(x: jax.Array) -> Neighbors:
+        return knn(x, x, 3, exclude_self=True, backend="xla")
 
     if len(tokens) <= DENSE_AT_MOST:
         yield "search, dense", milliseconds(lambda x: all_distances(x, x, 4), positions)
     yield "search, boxes", milliseconds(among, positions)
-    found = jax.jit(lambda x: knn(x, x, 3, exclude_self=True, backend="xla"))(positions)
+    found = jax.jit(among)(positions)
     rows = jnp.abs(jax.random.normal(jax.random.key(0), (len(tokens), width))) + 0.1
     forms: dict[str, Kernels] = {"walks, plain": "xla", "walks, pallas": "pallas"}
     for form, kernels in forms.items():

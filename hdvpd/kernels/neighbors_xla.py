@@ -3,8 +3,8 @@
 Points are cut along their widest axis into parts of equally many, again and again, queries
 likewise. A group of queries looks into the boxes of points nearest to it, a few at a time, until
 the next is farther than what each of its queries has found. That is what a search in a k-d tree
-does, here for all queries of a group together and in arrays of static shape. Nothing of size q x n
-is held: every distance is computed where it is compared.
+does, here for all queries of a group together and in arrays of static shape. The last few groups,
+of points far apart, are compared with all points. Distances are held for one pass at a time.
 """
 
 import functools
@@ -17,7 +17,7 @@ from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, pytree
 
 # Points that a box holds at most, and queries a group.
 _SIZE = 32
-# Distances compared in one pass: enough to fill an accelerator.
+# Distances held in one pass, of points or of boxes: enough to fill an accelerator.
 _PASS_ENTRIES = 1 << 25
 # Boxes looked into at a time.
 _BOXES = 8
@@ -79,7 +79,8 @@ def search(
     # Groups that fill a pass, one pass after another; the number of groups is a power of 2.
     count, size = groups.rows.shape
     passes = 1
-    while passes < count and count // passes * size * _BOXES * boxes.rows.shape[1] > _PASS_ENTRIES:
+    entries = max(size * _BOXES * boxes.rows.shape[1], boxes.rows.shape[0])
+    while passes < count and count // passes * entries > _PASS_ENTRIES:
         passes *= 2
     groups = jax.tree.map(lambda x: x.reshape(passes, count // passes, *x.shape[1:]), groups)
     found = jax.lax.map(functools.partial(_search_groups, boxes=boxes, k=k, reach=reach), groups)
@@ -131,9 +132,7 @@ def _bounded(points: Float[JaxArray, "n 3"], rows: Int[JaxArray, "boxes size"]) 
     )
 
 
-def _search_groups(
-    groups: Boxes, *, boxes: Boxes, k: int, reach: tuple[float, float]
-) -> tuple[Float[JaxArray, "g size k"], Int[JaxArray, "g size k"]]:
+def _search_groups(groups: Boxes, *, boxes: Boxes, k: int, reach: tuple[float, float]) -> Found:
     """Return squared distances [m^2] and rows of the k nearest points of every query of groups."""
     farthest, nearest = (jnp.float32(distance) ** 2 for distance in reach)
     (num_groups, size), num_boxes = groups.rows.shape, boxes.rows.shape[0]
