@@ -123,7 +123,13 @@ def test_means_intervals_and_tables(scores):
     behind = motion["static_render"]["moved_error_m_behind_model_mean"]
     assert behind == pytest.approx(scores.values[:, 1, :, 1].mean(), abs=1e-5)
     assert motion["tasks"]["swing"]["model"] == motion["model"]
+    each = motion["each_episode"]
+    assert [own["episode"] for own in each] == list(scores.episodes)
+    seen = [own["untouched_error_m"] for own in each]
+    np.testing.assert_allclose(seen, values.mean(1))
     text = motion_tables.motion_markdown(motion)
+    assert f"| {each[1]['episode']} | swing | " in text
+    assert f" | {1e3 * seen[1]:.1f} | " in text
     assert "4 held-out episodes, all 12 windows, 12 of them with a moving object" in text
     rows = list(csv.DictReader(io.StringIO(motion_tables.motion_csv({"run": motion}))))
     assert len(rows) == 2 * 3 * STEPS

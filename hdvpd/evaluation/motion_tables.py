@@ -43,7 +43,18 @@ def summarize_motion(scores: MotionScores) -> dict[str, Any]:
         "episode_numbers": list(scores.episodes),
         **_predictors(scores.values),
         "tasks": tasks,
+        "each_episode": _each_episode(scores),
     }
+
+
+def _each_episode(scores: MotionScores) -> list[dict[str, Any]]:
+    """Return the model's mean over the steps of every episode: it says which to look at."""
+    means = masked_mean(scores.values[:, 0], 1)
+    return [
+        {"episode": episode, "task": task}
+        | dict(zip(MOTION_METRICS, plain_numbers(own), strict=True))
+        for episode, task, own in zip(scores.episodes, scores.tasks, means, strict=True)
+    ]
 
 
 def _predictors(values: Float[np.ndarray, "episodes predictors steps 4"]) -> dict[str, Any]:
@@ -97,6 +108,10 @@ def _cell(entry: Mapping[str, Any], name: str, step: int | None = None) -> Cell:
     mean, ci95 = entry[name], entry[f"{name}_ci95"]
     if step is not None:
         mean, ci95 = mean[step], ci95[step]
+    return _millimetres(mean, ci95)
+
+
+def _millimetres(mean: float | None, ci95: float | None = None) -> Cell:
     return plus_minus(None if mean is None else MM * mean, None if ci95 is None else MM * ci95, 1)
 
 
@@ -109,14 +124,27 @@ def describe_motion(motion: Mapping[str, Any]) -> str:
 
 
 def motion_tables(motion: Mapping[str, Any]) -> list[Table]:
-    """List the tables of a run: means, objects' error per step, and that of every task."""
+    """List the tables of a run: means, errors per step, of every task, and of every episode."""
     title = f"Distance of particles from their true place, {describe_motion(motion)}"
     tables = [motion_table(motion, title)]
     tables += [motion_step_table(motion, metric) for metric in MOTION_METRICS]
     for task, own in motion["tasks"].items():
         title = f"{task}, {own['episodes']} episode{'s' * (own['episodes'] != 1)}"
         tables.append(motion_step_table(own, "object_error_m", title))
-    return tables
+    return [*tables, _episode_table(motion)]
+
+
+def _episode_table(motion: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            str(own["episode"]),
+            own["task"],
+            *(_millimetres(own[metric]) for metric in MOTION_METRICS),
+        ]
+        for own in motion["each_episode"]
+    ]
+    title = "every episode, model, mean over the steps"
+    return Table(("episode", "task", *MOTION_TITLES.values()), rows, title)
 
 
 def motion_markdown(motion: Mapping[str, Any]) -> str:
