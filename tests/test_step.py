@@ -85,6 +85,36 @@ def test_two_and_two_steps_equal_four(trainer, batch, four_steps):
     assert_same_bits(history, four_steps[1])
 
 
+def test_the_average_follows_what_is_trained_and_changes_nothing_else(trainer, batch):
+    """Beside an oracle in float64; decay 0.2 lets 0.9, 0.82 and then 0.8 of every step in."""
+    config = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, ema_decay=0.2))
+    graphdef, averaged = create_train_state(config, scenes.SCENE)
+    step, plain = make_train_step(config, graphdef), on_device(trainer[1])
+    bad = dataclasses.replace(batch, robot=jax.tree.map(lambda x: x * jnp.nan, batch.robot))
+    expected = [np.float64(x) for x in jax.tree.leaves(plain.params)]
+    assert_same_bits(averaged.params, averaged.iterate)
+    taken = 0
+    for given in (batch, batch, bad, batch, batch):
+        averaged, metrics = step(averaged, given, KEY)
+        plain, told = trainer[2](plain, given, KEY)
+        assert metrics["nonfinite"] == (given is bad)
+        for name, value in metrics.items():
+            np.testing.assert_allclose(value, told[name], rtol=1e-5)
+        if given is not bad:
+            share = max(0.8, 9 / (10 + taken))
+            leaves = zip(expected, jax.tree.leaves(plain.params), strict=True)
+            expected = [old + share * (np.float64(new) - old) for old, new in leaves]
+            taken += 1
+        for one, two in zip(expected, jax.tree.leaves(averaged.params), strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+        for one, two in zip(*map(jax.tree.leaves, (plain.params, averaged.iterate)), strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    assert any(
+        np.abs(one - two).max() > 1e-3
+        for one, two in zip(*map(jax.tree.leaves, (averaged.params, averaged.iterate)), strict=True)
+    )
+
+
 def test_second_step_does_not_compile_again(trainer, batch, four_steps):
     _, _, step, _ = trainer
     del four_steps, batch

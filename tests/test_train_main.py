@@ -193,6 +193,25 @@ def test_a_run_in_two_parts_equals_the_whole(
     assert_same_run(tmp_path / "parts", whole, config)
 
 
+def test_an_average_of_parameters_is_resumed_and_is_what_a_model_is_made_of(
+    config: Config, tmp_path: Path
+) -> None:
+    config = with_train(config, ema_decay=0.2)
+    train(config, tmp_path / "whole")
+    train(with_train(config, num_steps=3), tmp_path / "parts")
+    train(config, tmp_path / "parts", resume="auto")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", config)
+    saved = params(tmp_path / "whole", 6, config)
+    averages = {k: v for k, v in saved.items() if k.startswith(".params")}
+    iterates = {k.replace(".iterate", ".params", 1): v for k, v in saved.items() if ".iterate" in k}
+    assert averages.keys() == iterates.keys()
+    assert averages != iterates
+    scene = SceneSpec.from_dict(json.loads((tmp_path / "whole" / "scene.json").read_text()))
+    like = describe_train_state(config, scene)[1].params
+    read = CheckpointStore(tmp_path / "whole").restore_params(6, like)
+    assert [np.asarray(x).tobytes() for x in jax.tree.leaves(read)] == list(averages.values())
+
+
 def test_runs_of_several_seeds_can_share_one_step(config: Config, tmp_path: Path) -> None:
     made: dict[str, Any] = {}
 

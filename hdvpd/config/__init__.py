@@ -271,6 +271,9 @@ class TrainConfig(Settings):
     """AdamW's second-moment decay."""
     eps: Positive = 1e-8
     """AdamW's epsilon."""
+    ema_decay: DecayRate = 0.0
+    """Of the exponential moving average of the parameters, which models are made of while training
+    goes on at its own; 0 averages nothing (paper)."""
     remat: bool = True
     """Recompute every dynamics step in the backward pass: time for memory."""
     log_every: Annotated[Count, Free("resume")] = 50

@@ -29,10 +29,12 @@ class TrainState:
 
     Attributes:
       step: steps done.
-      params: pure nested dictionary of parameters.
+      params: pure nested dictionary of parameters, which models are made of.
       opt_state: optax state.
       nonfinite_in_row: skipped steps since the last good one.
       nonfinite_total: skipped steps of the whole run.
+      iterate: parameters at which gradients are taken, where `params` is their average
+        (`train.ema_decay`); None where it is not, and they are `params`.
     """
 
     step: Int[Array, ""]
@@ -40,6 +42,7 @@ class TrainState:
     opt_state: Any
     nonfinite_in_row: Int[Array, ""]
     nonfinite_total: Int[Array, ""]
+    iterate: Params | None = None
 
 
 TrainStep = Callable[[TrainState, Batch, PRNGKey], tuple[TrainState, Metrics]]
@@ -68,6 +71,7 @@ def create_train_state(config: Config, scene: SceneSpec) -> tuple[nnx.GraphDef, 
         opt_state=jax.jit(create_optimizer(config.train).init)(params),
         nonfinite_in_row=jnp.zeros((), jnp.int32),
         nonfinite_total=jnp.zeros((), jnp.int32),
+        iterate=jax.tree.map(jnp.copy, params) if config.train.ema_decay else None,
     )
 
 
@@ -81,7 +85,7 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     the step number advances, so that the next batch is another one.
     """
     optimizer = create_optimizer(config.train)
-    schedule = learning_rate(config.train)
+    schedule, decay = learning_rate(config.train), config.train.ema_decay
     layout = make_layout(config.train)
 
     def loss(
@@ -95,30 +99,41 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
 
     def train_step(state: TrainState, batch: Batch, run_key: PRNGKey) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(run_key, state.step)
-        (value, per_step), grads = gradient(state.params, batch, key)
+        averages = state.iterate is not None
+        iterate = state.iterate if averages else state.params
+        (value, per_step), grads = gradient(iterate, batch, key)
         pack, unpack = (lambda x: x,) * 2 if layout.shard_state else in_rows(state.params)
-        grads, kept = pack(grads), pack((state.params, state.opt_state))
+        average = state.params if averages else None
+        grads, kept = pack(grads), pack((iterate, state.opt_state, average))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
 
-        def update(params: Params, opt_state: Any) -> tuple[Params, Any]:
+        taken = state.step - state.nonfinite_total
+        # So much of the new parameters; more in the beginning, which else would last.
+        share = jnp.maximum(1.0 - decay, 9.0 / (10.0 + taken))
+
+        def update(params: Params, opt_state: Any, average: Params) -> tuple[Params, Any, Params]:
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state
+            params = optax.apply_updates(params, updates)
+            if averages:
+                average = jax.tree.map(lambda old, new: old + share * (new - old), average, params)
+            return params, opt_state, average
 
         # A branch, whose results are written: each leaf would compute a selection anew.
         kept = unpack(jax.lax.cond(finite, update, lambda *old: old, *kept))
         skipped = (~finite).astype(jnp.int32)
         new_state = TrainState(
             step=state.step + 1,
-            params=kept[0],
+            params=kept[2] if averages else kept[0],
             opt_state=kept[1],
             nonfinite_in_row=(state.nonfinite_in_row + 1) * skipped,
             nonfinite_total=state.nonfinite_total + skipped,
+            iterate=kept[0] if averages else None,
         )
         metrics = {
             "loss": value,
             "grad_norm": grad_norm,
-            "learning_rate": jnp.asarray(schedule(state.step - state.nonfinite_total), jnp.float32),
+            "learning_rate": jnp.asarray(schedule(taken), jnp.float32),
             "nonfinite": skipped,
             "nonfinite_in_row": new_state.nonfinite_in_row,
         }

@@ -35,7 +35,7 @@ class Memory:
     """What a training step holds [bytes].
 
     Attributes:
-      state: parameters, their gradients and AdamW's two moments.
+      state: parameters, their average if there is one, gradients and AdamW's two moments.
       stored: arrays that the forward pass keeps for the backward pass, all steps stored.
       recomputed: the same with `train.remat`, plus one dynamics step's while it is recomputed.
     """
@@ -223,8 +223,9 @@ def training_memory(config: Config, scene: SceneSpec, num_cameras: int) -> Memor
     )
     mask = jax.ShapeDtypeStruct((size, 2, particles), bool)
     step = residual_bytes(_dynamics_step(config, scene), (params, *clouds, robot), mask)
+    copies = 5 if config.train.ema_decay else 4
     return Memory(
-        state=4 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
+        state=copies * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
         stored=stored,
         recomputed=recomputed + step,
     )

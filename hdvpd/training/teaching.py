@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -28,7 +29,7 @@ from hdvpd.kernels.kept_programs import kept_beside
 from hdvpd.training.identity import learn_identity
 from hdvpd.training.run_folder import library_versions
 from hdvpd.training.shadow import learn_shadow
-from hdvpd.training.step import TrainState, merge_model
+from hdvpd.training.step import Params, TrainState, merge_model
 from hdvpd.training.tracking import learn_tracking
 
 KEPT = 32
@@ -56,7 +57,7 @@ def taught(
     kept = None if file is None else _read(file)
     if kept is not None:
         print(f"taught   by an earlier start with the same data and settings: {file}")
-        return dataclasses.replace(state, params=_with(state.params, kept))
+        return _started_at(state, _with(state.params, kept))
     model = merge_model(graphdef, state.params)
     learn_tracking(model, config, dataset)
     learn_identity(model, config, dataset)
@@ -65,7 +66,13 @@ def taught(
     learned = {} if file is None else _learned(state.params, params)
     if file is not None and learned:
         _write(file, learned)
-    return dataclasses.replace(state, params=params)
+    return _started_at(state, params)
+
+
+def _started_at(state: TrainState, params: Params) -> TrainState:
+    # A training step donates its state, so the average and what it is of are arrays of their own.
+    iterate = None if state.iterate is None else jax.tree.map(jnp.copy, params)
+    return dataclasses.replace(state, params=params, iterate=iterate)
 
 
 def _kept_file(config: Config, dataset: Dataset) -> Path | None:
