@@ -87,48 +87,34 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     optimizer = create_optimizer(config.train)
     schedule, decay = learning_rate(config.train), config.train.ema_decay
     layout = make_layout(config.train)
-
-    def loss(
-        params: Params, batch: Batch, key: PRNGKey, first_window: Int[Array, ""] | int
-    ) -> tuple[jax.Array, jax.Array]:
-        model = merge_model(graphdef, params)
-        per_step = jnp.asarray(model.loss(batch, key, first_window=first_window))
-        return jnp.mean(per_step), per_step
-
-    gradient = make_gradient(loss, layout)
+    gradient = make_gradient(_mean_loss(graphdef), layout)
 
     def train_step(state: TrainState, batch: Batch, run_key: PRNGKey) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(run_key, state.step)
         averages = state.iterate is not None
-        iterate = state.iterate if averages else state.params
-        (value, per_step), grads = gradient(iterate, batch, key)
+        old = (state.iterate, state.params) if averages else (state.params, None)
+        (value, per_step), grads = gradient(old[0], batch, key)
         pack, unpack = (lambda x: x,) * 2 if layout.shard_state else in_rows(state.params)
-        average = state.params if averages else None
-        grads, kept = pack(grads), pack((iterate, state.opt_state, average))
+        grads, kept = pack(grads), pack((*old, state.opt_state))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-
         taken = state.step - state.nonfinite_total
-        # So much of the new parameters; more in the beginning, which else would last.
-        share = jnp.maximum(1.0 - decay, 9.0 / (10.0 + taken))
 
-        def update(params: Params, opt_state: Any, average: Params) -> tuple[Params, Any, Params]:
+        def update(params: Params, average: Params | None, opt_state: Any) -> tuple:
             updates, opt_state = optimizer.update(grads, opt_state, params)
             params = optax.apply_updates(params, updates)
-            if averages:
-                average = jax.tree.map(lambda old, new: old + share * (new - old), average, params)
-            return params, opt_state, average
+            return params, _averaged(average, params, decay, taken), opt_state
 
         # A branch, whose results are written: each leaf would compute a selection anew.
-        kept = unpack(jax.lax.cond(finite, update, lambda *old: old, *kept))
+        *new, opt_state = unpack(jax.lax.cond(finite, update, lambda *old: old, *kept))
         skipped = (~finite).astype(jnp.int32)
         new_state = TrainState(
             step=state.step + 1,
-            params=kept[2] if averages else kept[0],
-            opt_state=kept[1],
+            params=new[averages],
+            opt_state=opt_state,
             nonfinite_in_row=(state.nonfinite_in_row + 1) * skipped,
             nonfinite_total=state.nonfinite_total + skipped,
-            iterate=kept[0] if averages else None,
+            iterate=new[0] if averages else None,
         )
         metrics = {
             "loss": value,
@@ -143,6 +129,32 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
         return layout.constrain_state(new_state), metrics
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def _mean_loss(graphdef: nnx.GraphDef) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Return a function of parameters: the mean loss, and that of every image."""
+
+    def loss(
+        params: Params, batch: Batch, key: PRNGKey, first_window: Int[Array, ""] | int
+    ) -> tuple[jax.Array, jax.Array]:
+        model = merge_model(graphdef, params)
+        per_step = jnp.asarray(model.loss(batch, key, first_window=first_window))
+        return jnp.mean(per_step), per_step
+
+    return loss
+
+
+def _averaged(
+    average: Params | None, params: Params, decay: float, taken: Int[Array, ""]
+) -> Params | None:
+    """Return the moving average with new parameters in it; none stays none.
+
+    After few steps it takes more of the new ones: the first would stay in it for long.
+    """
+    if average is None:
+        return None
+    share = jnp.maximum(1.0 - decay, 9.0 / (10.0 + taken))
+    return jax.tree.map(lambda old, new: old + share * (new - old), average, params)
 
 
 def make_validate(
