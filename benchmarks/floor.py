@@ -52,7 +52,8 @@ from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import Neighbors, knn
-from hdvpd.model import Model, render_image
+from hdvpd.model import Model
+from hdvpd.model.images import render_image
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import Samples, in_order, proposal_density, propose, samples_at, stratified

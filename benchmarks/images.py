@@ -21,7 +21,7 @@ from timing import analytic_batch
 
 from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config.experiments import load_config
-from hdvpd.model import render_image, render_images
+from hdvpd.model.images import render_image, render_images
 from hdvpd.training.step import create_model, merge_model
 
 

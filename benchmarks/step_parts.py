@@ -36,7 +36,8 @@ from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.interlacer import Interlacer, InterlacerSettings
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.kernels.neighbors import knn
-from hdvpd.model import Model, sample_rays
+from hdvpd.model import Model
+from hdvpd.model.rays import sample_rays
 from hdvpd.training.optimizer import create_optimizer
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 

@@ -349,7 +349,13 @@ def test_flags_come_back_as_tables_of_what_was_given() -> None:
             "unet_channels": (8, 24),
             "dynamics": {"attention": {"mask": {}}, "local": {"kind": "none", "mask": {}}},
         },
-        "train": {"seed": -3, "remat": False, "tensorboard": True, "learning_rates": (1e-4,)},
+        "train": {
+            "seed": -3,
+            "remat": False,
+            "tensorboard": True,
+            "learning_rates": (1e-4,),
+            "augment": {},
+        },
         "data": {"path": "a b=c", "workspace_min": (-1.0, -2.5, 1e-3), "cameras": ()},
         "render": {"far": 3.0},
         "eval": {},
@@ -558,7 +564,7 @@ def test_demo_runs_the_phases_and_reports_them(
     simulate, train, evaluate = (HDVPD.parse(words) for words in phases)  # as typed by hand
     assert [PHASES.parse(words) for words in phases] == [simulate, train, evaluate]
     assert isinstance(train, Train)
-    assert train.config["train"] == {"num_steps": 2}
+    assert train.config["train"] == {"num_steps": 2, "augment": {}}
     assert isinstance(evaluate, Evaluate)
     assert evaluate.runs == (tmp_path / "runs" / "demo",)
     text = capsys.readouterr().out

@@ -20,6 +20,7 @@ from hdvpd.config import (
 )
 from hdvpd.config.parts import DYNAMICS, GRAPH_MASKS, LOCAL_LAYERS
 from hdvpd.config.settings import entries, free_keys
+from hdvpd.config.training import AugmentConfig
 from hdvpd.dynamics.global_attention import GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.graph_network import GraphNetworkSettings
@@ -27,7 +28,7 @@ from hdvpd.dynamics.interlacer import InterlacerSettings
 from hdvpd.dynamics.neighbor_attender import NeighborAttenderSettings
 
 within = InterlacerSettings
-SECTIONS = (DataConfig, ModelConfig, RenderConfig, TrainConfig, EvalConfig)
+SECTIONS = (DataConfig, ModelConfig, RenderConfig, TrainConfig, AugmentConfig, EvalConfig)
 
 
 def test_defaults_are_the_papers() -> None:
@@ -194,6 +195,31 @@ def test_what_may_change_stands_at_the_field() -> None:
         (RenderConfig, {"density_scale": -100.0}, "density_scale"),
         (TrainConfig, {"clip_norm": 0.0}, "clip_norm"),
         (TrainConfig, {"validate_every": -1}, "validate_every"),
+        (TrainConfig, {"num_rays": 100, "patch_size": 8}, "patch_size"),
+        (TrainConfig, {"structure_weight": 0.1}, "structure_weight"),
+        (AugmentConfig, {"colors": -0.1}, "colors"),
+        (RenderConfig, {"supersample": 0}, "supersample"),
+        (
+            Config,
+            {"data": DataConfig(height=4), "train": TrainConfig(patch_size=8)},
+            "train.patch_size",
+        ),
+        (
+            Config,
+            {
+                "model": ModelConfig(colors=True, shadow=True),
+                "train": TrainConfig(augment=AugmentConfig(mirror="y")),
+            },
+            "train.augment.mirror",
+        ),
+        (
+            Config,
+            {
+                "model": ModelConfig(contact=True, up="-z"),
+                "train": TrainConfig(augment=AugmentConfig(mirror="z")),
+            },
+            "train.augment.mirror",
+        ),
         (EvalConfig, {"windows_per_episode": 0}, "windows_per_episode"),
         (EvalConfig, {"num_episodes": -1}, "num_episodes"),
     ],

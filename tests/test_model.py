@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import scenes
 from flax import nnx
+from skimage.metrics import structural_similarity
 
 import hdvpd.model
-from hdvpd.basics.geometry import pixel_rays, unproject
+from hdvpd.basics.geometry import pixel_rays, project, unproject
 from hdvpd.basics.layers import Keys
-from hdvpd.model import Model, ray_depth_l1, render_image, sample_rays
+from hdvpd.model import Model
+from hdvpd.model.images import render_image
+from hdvpd.model.losses import patch_structure, ray_depth_l1
+from hdvpd.model.rays import sample_rays
 
 HEIGHT, WIDTH = 12, 16
 CONFIG = scenes.tiny_config()
@@ -225,6 +229,100 @@ def test_moving_pixels_are_drawn_as_much_more_often_as_asked(batch, key):
     np.testing.assert_allclose(share, expected, atol=5 * error)
 
 
+def squares_of(batch, key, weight, num_rays=8 * 9, near=None, **kwargs):
+    """Return rays and (view, row, column) of squares of three by three, axes (b s squares 9)."""
+    future = jax.tree.map(lambda x: x[:, 2:], batch.frames)
+    target = numbered_target(batch)
+    target[..., 0] = np.arange(2)[:, None, None]  # nothing moves: what is near alone has weight
+    run = functools.partial(sample_rays, patch_size=3, **kwargs)
+    draw, keys = jax.jit(run, static_argnums=(3, 4)), jax.random.split(key)
+    rays, colours = draw(future, target, target[:, :1], num_rays, weight, keys, near=near)
+    numbers = np.asarray(colours).astype(int).reshape(2, 2, -1, 9, 3)
+    return future.camera, rays, numbers
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_rays_in_squares_lie_row_by_row_in_one_image(batch, key, weight):
+    _, _, numbers = squares_of(batch, key, weight)
+    offset = np.stack([np.zeros(9), np.arange(9) // 3, np.arange(9) % 3], axis=-1)
+    np.testing.assert_array_equal(numbers, numbers[..., :1, :] + offset.astype(int))
+    assert numbers[..., 1].min() >= 0
+    assert numbers[..., 1].max() < HEIGHT
+    assert numbers[..., 2].max() < WIDTH
+    assert len(np.unique(numbers[..., 0, :].reshape(-1, 3), axis=0)) > 20
+
+
+def test_squares_are_drawn_for_the_pixel_in_their_middle(batch, key):
+    near = np.zeros((2, 2, 2, HEIGHT, WIDTH), bool)
+    near[:, :, 1, 5, 7] = True
+    _, _, numbers = squares_of(batch, key, 1e4, near=near)
+    hits = (numbers[..., 4, :] == [1, 5, 7]).all(-1).mean()
+    assert hits > 0.9  # 10,000 against 279 others
+
+
+def test_rays_of_a_pixel_are_a_grid_in_it(batch, key):
+    camera, rays, numbers = squares_of(batch, key, 1.0, supersample=2)
+    assert rays.origins.shape == (2, 2, 4 * 72, 3)
+    place = np.asarray([[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]])
+    for b, s in np.ndindex(2, 2):
+        pixel = numbers[b, s].reshape(-1, 3)
+        expected = (pixel[:, None, :0:-1] + place).reshape(-1, 2)
+        for v in range(2):
+            of_view = np.repeat(pixel[:, 0] == v, 4)
+            points = (rays.origins + rays.directions)[b, s]
+            seen, _ = project(points, jax.tree.map(lambda x, at=(b, s, v): x[at], camera))
+            np.testing.assert_allclose(np.asarray(seen)[of_view], expected[of_view], atol=1e-3)
+
+
+def test_an_image_of_several_rays_per_pixel_is_the_mean_of_a_finer_one(frames, key):
+    cloud = encoder()(frames, key)
+    camera = jax.tree.map(lambda x: np.asarray(x[0]), frames.camera)
+    twice = camera.intrinsics * np.array([[2], [2], [1]], np.float32)
+    fine, inputs = image_of(
+        CONFIG, cloud, dataclasses.replace(camera, intrinsics=twice), 2 * HEIGHT, 2 * WIDTH
+    )
+    fine = fine(*inputs)
+    config = scenes.tiny_config(render={"supersample": 2})
+    run, inputs = image_of(config, cloud, camera, HEIGHT, WIDTH)
+    image = run(*inputs)
+    grouped = np.reshape(fine.rgb, (HEIGHT, 2, WIDTH, 2, 3))
+    np.testing.assert_allclose(image.rgb, grouped.mean((1, 3)), atol=1e-5)
+    depths = (
+        np.reshape(fine.depth_m, (HEIGHT, 2, WIDTH, 2)).swapaxes(1, 2).reshape(HEIGHT, WIDTH, 4)
+    )
+    np.testing.assert_allclose(image.depth_m, np.sort(depths, -1)[..., 1], atol=1e-5)
+    assert np.std(image.rgb) > 1e-3
+
+
+def test_structure_is_that_of_scikit_image():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 2, 3, 4, 7, 7, 3)).astype(np.float32)
+    y = 0.5 * x + 0.5 * y  # related
+    rows = [z.reshape(2, 3, 4 * 49, 3) for z in (x, y)]
+    found = jax.jit(patch_structure, static_argnums=2)(*rows, 7)
+    expected = [
+        1 - np.mean([
+            structural_similarity(
+                np.float64(x[b, s, i]), np.float64(y[b, s, i]), win_size=7, channel_axis=-1,
+                data_range=1, use_sample_covariance=False,
+            )
+            for b, i in np.ndindex(2, 4)
+        ])
+        for s in range(3)
+    ]  # fmt: skip
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert 0.1 < found.min() < found.max() < 0.9
+
+
+def test_structure_of_flat_and_of_equal_squares_has_gradients():
+    flat, rows = np.zeros((1, 1, 16, 3), np.float32), np.random.default_rng(0).random((1, 1, 16, 3))
+    run = jax.jit(jax.value_and_grad(lambda x, y: patch_structure(x, y, 4).sum()))
+    for x, y in ((flat, flat), (np.float32(rows), np.float32(rows))):
+        value, gradient = run(x, y)
+        assert abs(value) < 1e-6
+        assert np.abs(gradient).max() < 1e-4
+
+
 def freeze(params):
     """Zero the read-out, as at initialisation: the dynamics copies its input."""
     return {**params, "dynamics": scenes.with_last_layer(params["dynamics"])}
@@ -236,7 +334,7 @@ def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step
     params = freeze(params)
     drawn = np.random.default_rng(0).integers(HEIGHT * WIDTH, size=16)
 
-    def same_rays(frames, target, *_, near=None):
+    def same_rays(frames, target, *_, near=None, **squares):
         assert near is None
         camera = jax.tree.map(lambda x: x[0, 0, 0], frames.camera)
         rays = jax.tree.map(
@@ -358,6 +456,24 @@ def test_reconstruction_is_one_image_more_and_depth_is_added(batch, key):
     # Colours are off by at most 1, depth by decimetres in the mean.
     assert per_image.shape == (3,)
     assert (np.asarray(per_image) > 1.0).all()
+    scored = functools.partial(scenes.apply(graphdef, params).loss, scored=True)
+    assert jax.eval_shape(scored, batch, jax.random.clone(key)).shape == (2,)
+
+
+def test_structure_is_added_where_squares_are_drawn(batch, key):
+    """With several rays per pixel; gradients are finite, and scores draw single pixels."""
+    train = {"patch_size": 4, "num_rays": 32, "structure_weight": 10.0}
+    config = scenes.tiny_config(train=train, render={"supersample": 2})
+    graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
+
+    def total(params, batch, key):
+        per_image = scenes.apply(graphdef, params).loss(batch, key)
+        return per_image.sum(), per_image
+
+    (_, per_image), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(params, batch, key)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    # Squared errors are at most 1; what random parameters see has little structure.
+    assert (np.asarray(per_image) > 2.0).all()
     scored = functools.partial(scenes.apply(graphdef, params).loss, scored=True)
     assert jax.eval_shape(scored, batch, jax.random.clone(key)).shape == (2,)
 

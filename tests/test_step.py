@@ -201,9 +201,9 @@ def test_validation_rays_are_uniform_whatever_the_training_prefers(batch, monkey
     graphdef, params = scenes.random_params(lambda: Model(config, scenes.SCENE, rngs=Keys(0)))
     sample, weights = hdvpd.model.sample_rays, []
 
-    def record(*arguments, near):
+    def record(*arguments, **squares):
         weights.append(arguments[-2])
-        return sample(*arguments, near=near)
+        return sample(*arguments, **squares)
 
     monkeypatch.setattr(hdvpd.model, "sample_rays", record)
     model = scenes.apply(graphdef, params)

@@ -18,7 +18,6 @@ from hdvpd.config.scene import SceneSpec
 from hdvpd.config.settings import (
     Count,
     CountOrZero,
-    DecayRate,
     Free,
     Limit,
     Positive,
@@ -27,6 +26,7 @@ from hdvpd.config.settings import (
     check_parts,
     require,
 )
+from hdvpd.config.training import TrainConfig
 
 Control = Literal[
     "static_render", "copy_last_frame", "kinematics_only", "zero_actions", "shuffled_actions"
@@ -178,6 +178,9 @@ class RenderConfig(Settings):
     """Of the weights of the neighbours that span the surface [m]; about the particles' spacing."""
     cutoff: Positive = 0.15
     """Samples farther than this from every particle are empty [m]."""
+    supersample: Count = 1
+    """Rays per pixel and axis of the image, in training as in images: with 2, a pixel's colour is
+    the mean of what four rays see; 1 looks through its centre (default for the paper)."""
     chunk_rays: Annotated[Count, Free("resume")] = 2048
     """Rays rendered at once in a full image; bounds memory."""
 
@@ -194,125 +197,6 @@ class RenderConfig(Settings):
             "bandwidths",
             self.bandwidths,
             f"give one positive bandwidth per radius {self.radii}",
-        )
-
-
-@dataclass(frozen=True)
-class TrainConfig(Settings):
-    """Loss, optimiser and schedule of a run."""
-
-    seed: CountOrZero = 0
-    """Seed of parameters, data order and rays."""
-    num_steps: Annotated[Count, Free("resume", unless=("schedule", "cosine"))] = 100_000
-    """Training steps (paper)."""
-    batch_size: Count = 16
-    """Windows per step (paper)."""
-    accumulate: Annotated[Count, Free("resume")] = 1
-    """Parts in which a device works off its windows of a step, one after another: memory of one
-    part. Sums are rounded otherwise, nothing else changes."""
-    num_devices: Annotated[CountOrZero, Free("resume")] = 1
-    """Devices, of every process, that share the windows of a step; 0 takes as many as there are
-    and divide them. On a CPU these are cores."""
-    shard_state: Annotated[bool, Free("resume")] = False
-    """Spread parameters and optimiser over the devices instead of repeating them on each."""
-    horizon: Count = 6
-    """Predicted frames per window (paper)."""
-    cloud_size: CountOrZero = 0
-    """Particles per time step in training, 0: model.num_particles (paper). Fewer make steps
-    cheaper; rollouts have them all. The renderer's kernels are as much wider as they are apart."""
-    num_rays: Count = 128
-    """Rays per window and predicted frame, over all cameras' pixels (paper: 128)."""
-    moving_ray_weight: Positive = 1.0
-    """How much likelier a ray goes to a pixel that changed since the last observed frame than to
-    another; 1 is uniform (default for the paper)."""
-    moving_window_share: Annotated[
-        float, Limit(lambda x: 0 <= x <= 1, "use a number from 0 to 1")
-    ] = 0.0
-    """Share of the windows drawn from those in which an object moves, by the truth where the data
-    set has it, else by image change away from the robot; the rest is drawn from all windows."""
-    reconstruct: bool = False
-    """Also render the last observed frame from its own particles, as one image more of the loss
-    (not in the papers)."""
-    depth_weight: PositiveOrZero = 0.0
-    """Of the absolute error of rendered depth [m] in the loss; 0 for RGB alone (paper)."""
-    match_weight: PositiveOrZero = 0.0
-    """Of the distance between predicted particles and the points measured at that time [m] in the
-    loss, with model.colors; 0 for none (paper)."""
-    identity_steps: CountOrZero = 2000
-    """With model.contact: steps in which the model learns from recorded frames, before all else,
-    which particles are the robot's; 0 takes what is near its skeleton for the robot's."""
-    near_ray_distance: PositiveOrZero = 0.0
-    """Pixels within this of a kinematic point [m] count as moving for moving_ray_weight, whether
-    they move or not; 0 does not look at the robot (default for the paper)."""
-    schedule: Literal["piecewise", "cosine"] = "piecewise"
-    """Piecewise constant (paper), or linear warm-up over warmup_steps and cosine decay to zero."""
-    learning_rates: Annotated[
-        tuple[float, ...],
-        Limit(
-            lambda rates: len(rates) >= 1 and all(rate >= 0 for rate in rates),
-            "give at least one rate, none of them negative",
-        ),
-    ] = (3e-4, 1e-4)
-    """Rates between boundaries (paper); the cosine schedule peaks at the first."""
-    boundaries: Annotated[
-        tuple[int, ...],
-        Limit(lambda x: list(x) == sorted(set(x)), "give steps in increasing order"),
-    ] = (1000,)
-    """Steps at which the piecewise schedule changes (paper)."""
-    warmup_steps: int = 0
-    """Linear warm-up of the cosine schedule."""
-    weight_decay: PositiveOrZero = 1e-3
-    """AdamW's decoupled decay, on matrices only (paper: 1e-3)."""
-    clip_norm: Positive = 0.01
-    """Bound of the gradient's global norm (paper)."""
-    b1: DecayRate = 0.9
-    """AdamW's first-moment decay."""
-    b2: DecayRate = 0.999
-    """AdamW's second-moment decay."""
-    eps: Positive = 1e-8
-    """AdamW's epsilon."""
-    ema_decay: DecayRate = 0.0
-    """Of the exponential moving average of the parameters, which models are made of while training
-    goes on at its own; 0 averages nothing (paper)."""
-    remat: bool = True
-    """Recompute every dynamics step in the backward pass: time for memory."""
-    log_every: Annotated[Count, Free("resume")] = 50
-    """Steps per record of metrics.jsonl."""
-    validate_every: Annotated[CountOrZero, Free("resume")] = 1000
-    """Steps between validations on held-out windows; 0 never validates."""
-    validation_windows: Annotated[Count, Free("resume")] = 8
-    """Held-out windows per validation."""
-    checkpoint_every: Annotated[Count, Free("resume")] = 1000
-    """Steps between checkpoints; the last step is always saved."""
-    keep_checkpoints: Annotated[Count, Free("resume")] = 3
-    """Checkpoints kept, newest first."""
-    max_nonfinite: Annotated[Count, Free("resume")] = 10
-    """Skipped non-finite steps in a row after which the run stops."""
-    preflight: Annotated[Literal["auto", "on", "off"], Free("resume")] = "auto"
-    """Try every part before the first step, and report time, memory and disk; auto does so before
-    more than a thousand steps."""
-    tensorboard: Annotated[bool, Free("resume")] = False
-    """Also write TensorBoard event files."""
-
-    def check(self) -> None:
-        """Refuse schedules that do not fit their boundaries or the number of steps."""
-        require(
-            self.schedule != "piecewise" or len(self.learning_rates) == len(self.boundaries) + 1,
-            "learning_rates",
-            self.learning_rates,
-            f"give one rate more than boundaries = {self.boundaries}",
-        )
-        require(
-            0 <= self.warmup_steps < self.num_steps,
-            "warmup_steps",
-            self.warmup_steps,
-            f"it must lie between 0 and num_steps = {self.num_steps}",
-        )
-        require(
-            self.schedule == "cosine" or self.warmup_steps == 0,
-            "warmup_steps",
-            self.warmup_steps,
-            'the piecewise schedule has no warm-up: use 0, or schedule = "cosine"',
         )
 
 
@@ -365,4 +249,23 @@ class Config(Settings):
             "train.match_weight",
             self.train.match_weight,
             "counterparts are found by colour: set model.colors = true",
+        )
+        require(
+            self.train.patch_size <= min(self.data.height, self.data.width),
+            "train.patch_size",
+            self.train.patch_size,
+            f"images have {self.data.height} by {self.data.width} pixels",
+        )
+        mirror = self.train.augment.mirror
+        require(
+            mirror == "none" or not self.model.shadow,
+            "train.augment.mirror",
+            mirror,
+            "the lamp of model.shadow is not mirrored: leave out one of them",
+        )
+        require(
+            mirror == "none" or mirror not in self.model.up,
+            "train.augment.mirror",
+            mirror,
+            f"model.up = {self.model.up!r} would point down: name a horizontal axis",
         )

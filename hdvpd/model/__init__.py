@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hdvpd.basics.color_features import color_features
-from hdvpd.basics.geometry import rays_through
 from hdvpd.basics.layers import Keys, each, multiply_in_bfloat16
 from hdvpd.basics.types import (
     Array,
     Batch,
     Bool,
-    Camera,
     Float,
     Int,
     JaxArray,
@@ -38,7 +36,9 @@ from hdvpd.encoders.particles import (
     white_targets,
 )
 from hdvpd.encoders.unet import UNet
-from hdvpd.model.rays import sample_rays
+from hdvpd.model.augmentation import augmented
+from hdvpd.model.losses import patch_structure, ray_depth_l1, ray_l2
+from hdvpd.model.rays import pixels_of, sample_rays
 from hdvpd.render.renderer import Renderer
 
 
@@ -196,10 +196,12 @@ class Model(nnx.Module):
         train = self.config.train
         reconstruct = train.reconstruct and not scored
         places = first_window + jnp.arange(size)
-        encode_keys, ray_keys, sample_keys, rollout_keys, match_keys = (
+        encode_keys, ray_keys, sample_keys, rollout_keys, match_keys, augment_keys = (
             jax.vmap(jax.random.fold_in, (None, 0))(kind, places)
-            for kind in jax.random.split(key, 5)
+            for kind in jax.random.split(key, 6)
         )
+        if not scored:
+            batch = augmented(batch, train.augment, self.scene, augment_keys)
 
         clouds, current = each(self._predict, batch.frames, batch.robot, encode_keys, rollout_keys)
         clouds = _followed_by(clouds, current) if reconstruct else clouds
@@ -219,13 +221,27 @@ class Model(nnx.Module):
             1.0 if scored else train.moving_ray_weight,
             ray_keys,
             near=None if scored else self._near_robot(frames, robot),
+            patch_size=1 if scored else train.patch_size,
+            supersample=self.config.render.supersample,
         )
-        rendering = self._render_images(clouds, rays, sample_keys)
-        loss = ray_l2(rendering.rgb, target[..., :3])
-        if train.depth_weight and not scored:
-            loss += train.depth_weight * ray_depth_l1(rendering.depth_m, target[..., 3])
+        loss = self._image_loss(self._render_images(clouds, rays, sample_keys), target, scored)
         if train.match_weight and not scored:
             loss += train.match_weight * self._match(frames, clouds, current, match_keys)
+        return loss
+
+    def _image_loss(
+        self, seen: Rendering, target: Float[Array, "b i p 4"], scored: bool
+    ) -> Float[Array, "i"]:
+        """Compare pixels, axes (b i p), with the colour and depth that they should have."""
+        train = self.config.train
+        loss = ray_l2(seen.rgb, target[..., :3])
+        if scored:
+            return loss
+        if train.structure_weight:
+            structure = patch_structure(seen.rgb, target[..., :3], train.patch_size)
+            loss += train.structure_weight * structure
+        if train.depth_weight:
+            loss += train.depth_weight * ray_depth_l1(seen.depth_m, target[..., 3])
         return loss
 
     def _match(
@@ -270,7 +286,10 @@ class Model(nnx.Module):
     def _render_images(
         self, clouds: ParticleCloud, rays: Rays, keys: Key[JaxArray, "b"]
     ) -> Rendering:
-        """Render rays, axes (b i r), of clouds, axes (b i), with one key per window."""
+        """Render pixels, axes (b i p), of clouds, axes (b i), with one key per window.
+
+        Rays, axes (b i r), are those of a pixel one after another.
+        """
         size, images = rays.z_scale.shape[:2]
         keys = jax.vmap(lambda key: jax.random.split(key, images))(keys)
         with jax.named_scope("render"):
@@ -278,7 +297,8 @@ class Model(nnx.Module):
                 lambda x: x.reshape(size * images, *x.shape[2:]), (clouds, rays)
             )
             rendering = self.renderer(clouds, rays, keys.reshape(-1), self._spacing)
-        return jax.tree.map(lambda x: x.reshape(size, images, *x.shape[1:]), rendering)
+        seen = jax.tree.map(lambda x: x.reshape(size, images, *x.shape[1:]), rendering)
+        return pixels_of(seen, self.config.render.supersample)
 
     def _predict(
         self,
@@ -321,71 +341,6 @@ class Model(nnx.Module):
 def _followed_by(clouds: ParticleCloud, last: ParticleCloud) -> ParticleCloud:
     """Append one cloud, axes (b), to clouds, axes (b i)."""
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y[:, None]], axis=1), clouds, last)
-
-
-def render_images(
-    model: Model, clouds: ParticleCloud, camera: Camera, height: int, width: int
-) -> Rendering:
-    """Render full images in chunks of rays; memory does not depend on their number or size.
-
-    Args:
-      model: the world model.
-      clouds: particles, axes (g).
-      camera: the cameras that look at each, axes (g v).
-      height: rows [px].
-      width: columns [px].
-
-    Returns:
-      Colour, planar depth and opacity, axes (g v h w).
-    """
-    groups, views = camera.intrinsics.shape[:2]
-    num_rays = height * width
-    chunk = min(model.config.render.chunk_rays, num_rays)
-    num_chunks = -(-num_rays // chunk)
-    clouds, camera = jax.tree.map(jnp.asarray, (clouds, camera))
-
-    def render_chunk(number: Int[Array, ""]) -> Rendering:
-        image, part = number // num_chunks, number % num_chunks
-        # The last chunk is filled up with the last pixel.
-        pixel = jnp.minimum(part * chunk + jnp.arange(chunk), num_rays - 1)
-        centers = jnp.stack([pixel % width, pixel // width], axis=-1) + 0.5
-        cloud = jax.tree.map(lambda x: x[image // views], clouds)
-        seen_from = jax.tree.map(lambda x: x[image // views, image % views], camera)
-        return model.render(cloud, rays_through(centers, seen_from), key=None)
-
-    rendering = jax.lax.map(render_chunk, jnp.arange(groups * views * num_chunks))
-
-    def images(x: Float[Array, "a r *c"]) -> Float[Array, "g v h w *c"]:
-        rays = x.reshape(groups, views, num_chunks * chunk, *x.shape[2:])[:, :, :num_rays]
-        return rays.reshape(groups, views, height, width, *x.shape[2:])
-
-    return jax.tree.map(images, rendering)
-
-
-def render_image(
-    model: Model, cloud: ParticleCloud, camera: Camera, height: int, width: int
-) -> Rendering:
-    """Render one image, axes (h w); see `render_images`."""
-    clouds, cameras = jax.tree.map(lambda x: x[None], (cloud, camera))
-    cameras = jax.tree.map(lambda x: x[None], cameras)
-    return jax.tree.map(lambda x: x[0, 0], render_images(model, clouds, cameras, height, width))
-
-
-def ray_l2(
-    predicted: Float[Array, "b s r 3"], target: Float[Array, "b s r 3"]
-) -> Float[Array, "s"]:
-    """Return the squared colour error per predicted step, averaged over batch, rays and RGB."""
-    return jnp.mean((predicted - target) ** 2, axis=(0, 2, 3))
-
-
-def ray_depth_l1(
-    predicted_m: Float[Array, "b s r"], target_m: Float[Array, "b s r"]
-) -> Float[Array, "s"]:
-    """Return the absolute error of planar depth [m] per image, averaged over batch and rays.
-
-    Rays without a target, which is 0 then, count as right.
-    """
-    return jnp.mean(jnp.where(target_m > 0, jnp.abs(predicted_m - target_m), 0.0), axis=(0, 2))
 
 
 def abstract_model(config: Config, scene: SceneSpec) -> Model:

@@ -19,7 +19,8 @@ from hdvpd.basics.types import (
 )
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.encoders.particles import visible_points
-from hdvpd.model import Model, render_images
+from hdvpd.model import Model
+from hdvpd.model.images import render_images
 
 
 @dataclass(frozen=True)

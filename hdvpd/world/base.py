@@ -32,7 +32,8 @@ from hdvpd.data.windows import OBSERVED_FRAMES, read_robot, read_window, select_
 from hdvpd.dynamics.base import Known
 from hdvpd.evaluation.eval import require_scene
 from hdvpd.evaluation.videos import to_uint8
-from hdvpd.model import Model, render_image
+from hdvpd.model import Model
+from hdvpd.model.images import render_image
 from hdvpd.training.checkpoints import load_model
 from hdvpd.world.actions import check_actions, check_measured, check_start
 from hdvpd.world.checks import require_length, require_own, require_seen
