@@ -23,6 +23,7 @@ Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--processor] 
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -417,13 +418,11 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     seconds = bench.best(train)
     frames, robot = jax.tree.map(lambda x: x[0], (batch.frames, batch.robot))
     poses = jax.tree.map(lambda x: x[:3], robot)
-    observed = jax.tree.map(lambda x: x[:2], frames)
+    observed = jax.tree.map(lambda x: x[:2], (frames, robot))
 
     def clouds_of(particles: int) -> list[ParticleCloud]:
-        encode = jax.jit(
-            lambda frames, keys: jax.vmap(lambda f, k: model.encode(f, k, particles))(frames, keys)
-        )
-        both = encode(observed, jax.random.split(key))
+        encode = jax.jit(jax.vmap(functools.partial(model.encode, num_particles=particles)))
+        both = encode(*observed, jax.random.split(key))
         return [jax.tree.map(lambda x, i=i: x[i], both) for i in range(2)]
 
     size = batch.start.shape[0]

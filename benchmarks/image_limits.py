@@ -75,8 +75,11 @@ class Limits:
         encode_key, rollout_key = window_keys(self.run.config.eval.seed, batch)
 
         def encode(first: int) -> ParticleCloud:
-            pair = jax.tree.map(lambda x: x[first : first + OBSERVED_FRAMES], batch.frames)
-            return jax.tree.map(np.asarray, self.model.encode(pair, jax.random.clone(encode_key)))
+            frames, robot = jax.tree.map(
+                lambda x: x[first : first + OBSERVED_FRAMES], (batch.frames, batch.robot)
+            )
+            cloud = self.model.encode(frames, robot, jax.random.clone(encode_key))
+            return jax.tree.map(np.asarray, cloud)
 
         observed = encode(0)
         before, now = (jax.tree.map(lambda x, i=i: x[i], observed) for i in range(2))

@@ -48,9 +48,9 @@ def main() -> None:
     config = load_config(arguments.experiment, {"train": {"batch_size": 1}})
     dataset, batch = analytic_batch(config)
     model = merge_model(*create_model(config, dataset.scene_spec(config.data)))
-    frames = jax.tree.map(lambda x: jnp.asarray(x[0, :2]), batch.frames)
+    frames, robot = jax.tree.map(lambda x: jnp.asarray(x[0, :2]), (batch.frames, batch.robot))
     keys, steps = jax.random.split(jax.random.key(0)), arguments.steps
-    clouds = jax.jit(jax.vmap(model.encode))(frames, keys)
+    clouds = jax.jit(jax.vmap(model.encode))(frames, robot, keys)
     moving = jax.tree.map(lambda x: jnp.stack([x[i % 2] for i in range(steps)]), clouds)
     camera = jax.tree.map(lambda x: x[0], frames.camera)
     size = config.data.height, config.data.width

@@ -15,6 +15,7 @@ Run: python benchmarks/step_parts.py [paper] [--only-step | --only-stages] [--ou
 """
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -77,13 +78,13 @@ def time_stages(config: Config, scene: SceneSpec, batch: Batch, repeats: int) ->
     params, key = state.params, jax.random.key(0)
     size, steps = batch.start.shape[0], config.train.horizon
     window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
-    observed = jax.tree.map(lambda x: x[:2], window.frames)
+    frames, measured = jax.tree.map(lambda x: x[:2], (window.frames, window.robot))
     rays = jax.jit(lambda params: draw_rays(merge_model(graphdef, params), batch, key))(params)
     rays = jax.tree.map(lambda x: x[:1], rays)
 
     def encoded(model: Model) -> ParticleCloud:
-        encode = jax.vmap(lambda f, k: model.encode(f, k, config.train.cloud_size))
-        return encode(observed, jax.random.split(key))
+        encode = jax.vmap(lambda f, r, k: model.encode(f, r, k, config.train.cloud_size))
+        return encode(frames, measured, jax.random.split(key))
 
     clouds = jax.jit(lambda params: encoded(merge_model(graphdef, params)))(params)
     mask, moving = clouds.mask, (clouds.positions, clouds.features)
@@ -148,12 +149,13 @@ def time_parts(config: Config, scene: SceneSpec, batch: Batch, repeats: int) -> 
         return merge_model(graphdef, params)
 
     window = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
-    observed = jax.tree.map(lambda x: x[:2], window.frames)
-    encode = jax.jit(
-        lambda params: jax.vmap(lambda f, k: model(params).encode(f, k, config.train.cloud_size))(
-            observed, jax.random.split(key)
-        )
-    )
+    frames, measured = jax.tree.map(lambda x: x[:2], (window.frames, window.robot))
+
+    def encode_with(params: Any) -> ParticleCloud:
+        encode = functools.partial(model(params).encode, num_particles=config.train.cloud_size)
+        return jax.vmap(encode)(frames, measured, jax.random.split(key))
+
+    encode = jax.jit(encode_with)
     times = {"encode": size * best_of(encode, params, repeats=repeats)}
     clouds = encode(params)
     previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))

@@ -221,12 +221,14 @@ def test_tables_are_made_from_every_run(out, experiment):
 def test_a_shared_compiled_model_uses_each_models_own_parameters(out):
     models = [load_model(out / "runs" / name)[0] for name in ("none-0", "none-1")]
     dataset = Dataset(models[0].config.data.path)
-    frames = read_window(dataset, 9, 0, 2, models[0].config.data).frames
+    window = read_window(dataset, 9, 0, 2, models[0].config.data)
     compiler = make_compiler(models[0])
-    shared = [compiler(model).encode(frames, jax.random.key(0)) for model in models]
-    first = jax.tree.map(lambda x: x[0], frames)
-    encode = jax.jit(lambda f, k: models[1].encode(f, jax.random.split(k)[0]))
-    own = encode(first, jax.random.key(0))
+    shared = [
+        compiler(model).encode(window.frames, window.robot, jax.random.key(0)) for model in models
+    ]
+    first = jax.tree.map(lambda x: x[0], (window.frames, window.robot))
+    encode = jax.jit(lambda f, r, k: models[1].encode(f, r, jax.random.split(k)[0]))
+    own = encode(*first, jax.random.key(0))
     np.testing.assert_allclose(shared[1].features[0], own.features, atol=1e-5)
     assert not np.allclose(shared[0].features, shared[1].features, atol=1e-3)
 

@@ -118,6 +118,7 @@ def test_what_may_change_stands_at_the_field() -> None:
             "workspace_max",
         ),
         (ModelConfig, {"num_particles": 0}, "num_particles"),
+        (ModelConfig, {"near_weight": 2.0}, "near_weight"),
         (ModelConfig, {"unet_channels": ()}, "unet_channels"),
         (ModelConfig, {"unet_channels": (12,)}, "unet_channels"),
         (ModelConfig, {"max_displacement": 0.0}, "max_displacement"),

@@ -45,14 +45,14 @@ def entries(config):
     parts = make_compiler(model)(model)
     encode, rollout, render = (f.func for f in (parts.encode, parts.rollout, parts.render))
     params = nnx.state(model)
-    clouds = jax.eval_shape(encode, params, observed.frames, key)
+    clouds = jax.eval_shape(encode, params, observed.frames, observed.robot, key)
     future = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((STEPS, *x.shape[1:]), x.dtype), window.frames.camera
     )
     return {
         "train step": (make_train_step(config, graphdef), (state, batch, key)),
         "validation": (make_validate(graphdef), (state.params, batch, key)),
-        "encode": (encode, (params, observed.frames, key)),
+        "encode": (encode, (params, observed.frames, observed.robot, key)),
         "rollout": (rollout, (params, clouds, window.robot, key)),
         "render": (render, (params, clouds, future)),
         "whiten": (parts.whiten, (window.frames,)),

@@ -32,7 +32,8 @@ def model(config=CONFIG):
 @functools.cache
 def encoder(config=CONFIG):
     graphdef, params = model(config)
-    return jax.jit(lambda frames, key: scenes.apply(graphdef, params).encode(frames, key))
+    robot = jax.tree.map(lambda x: x[0], scenes.random_robot(0, 1))
+    return jax.jit(lambda frames, key: scenes.apply(graphdef, params).encode(frames, robot, key))
 
 
 @functools.cache
@@ -134,7 +135,7 @@ def test_padding_changes_no_rendered_pixel(batch, frames, key):
 
         def run(frames, key, robot, rays):
             module = scenes.apply(graphdef, params)
-            cloud = module.encode(frames, key)
+            cloud = module.encode(frames, jax.tree.map(lambda x: x[1], robot), key)
             after = module.rollout(cloud, cloud, robot, jax.random.key(0))
             last = jax.tree.map(lambda x: x[-1], after)
             return cloud.mask.sum(), module.render(last, rays, None)
@@ -154,6 +155,28 @@ def test_padding_changes_no_rendered_pixel(batch, frames, key):
     assert np.std(tight.rgb) > 1e-3
     for one, other in zip(jax.tree.leaves(tight), jax.tree.leaves(loose), strict=True):
         np.testing.assert_allclose(one, other, atol=5e-6)
+
+
+def test_what_is_near_the_robot_becomes_particles_more_often(frames, batch, key):
+    robot = jax.tree.map(lambda x: x[0, 0], batch.robot)
+    robot = dataclasses.replace(robot, positions=jnp.zeros_like(robot.positions))
+
+    def count(num_particles, weight):
+        """Count the particles within 15 cm of the origin, and all."""
+        config = scenes.tiny_config(
+            model={"num_particles": num_particles, "even": True, "near_weight": weight}
+        )
+        graphdef, params = model(config)
+        encode = jax.jit(lambda *x: scenes.apply(graphdef, params).encode(*x))
+        cloud = encode(frames, robot, jax.random.clone(key))
+        positions = np.asarray(cloud.positions)[np.asarray(cloud.mask)]
+        return (np.linalg.norm(positions, axis=1) < 0.15).sum(), len(positions)
+
+    near, total = count(2 * HEIGHT * WIDTH, 1.0)
+    assert near > 10
+    few, many = (count(48, weight)[0] for weight in (1.0, 3.0))
+    assert abs(few - 48 * near / total) <= 1
+    assert abs(many - 48 * 3 * near / (3 * near + total - near)) <= 1
 
 
 def test_white_targets_keep_visible_colours(frames):
@@ -372,7 +395,8 @@ def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step
                 module.white_targets(frames)[None, None],
             )
             rays = jax.tree.map(lambda x: x[0, 0], rays)
-            seen = module.render(module.encode(frames, keys[b]), rays, None)
+            robot = jax.tree.map(lambda x, b=b: x[b, 1], batch.robot)
+            seen = module.render(module.encode(frames, robot, keys[b]), rays, None)
             errors.append(jnp.mean((seen.rgb - target[0, 0]) ** 2))
         return per_step, sum(errors) / 2
 
@@ -496,7 +520,9 @@ def test_training_may_draw_fewer_particles_than_rollouts(batch, key):
     np.testing.assert_array_equal(losses[0], losses[1])
     assert (losses[0] != losses[2]).any()
     observed = jax.tree.map(lambda x: x[0, 0], batch.frames)
-    cloud = jax.eval_shape(scenes.apply(*model(config)).encode, observed, jax.random.key(0))
+    robot = jax.tree.map(lambda x: x[0, 0], batch.robot)
+    encode = scenes.apply(*model(config)).encode
+    cloud = jax.eval_shape(encode, observed, robot, jax.random.key(0))
     assert cloud.mask.shape == (config.model.num_particles,)
 
 

@@ -9,7 +9,7 @@ import scenes
 from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import unproject
 from hdvpd.basics.types import Camera
-from hdvpd.encoders.particles import subsample, visible_points, white_targets
+from hdvpd.encoders.particles import near_robot, subsample, visible_points, white_targets
 
 HEIGHT, WIDTH, FAR = 10, 14, 2.0
 BOX = (-0.4, -0.4, -0.05), (0.4, 0.4, 0.5)
@@ -192,3 +192,14 @@ def test_color_features_are_logits_of_colours():
     rgb = np.linspace(0, 1, 11, dtype=np.float32)[:, None].repeat(3, 1)
     seen = jax.nn.sigmoid(jax.jit(color_features)(rgb))
     np.testing.assert_allclose(seen, np.clip(rgb, 0.02, 0.98), atol=1e-6)
+
+
+def test_pixels_near_the_robot_are_those_of_a_slow_search(views):
+    _, depth, camera = views
+    points, valid = visible(depth, camera, *BOX, FAR)
+    robot = np.random.default_rng(0).uniform(-0.3, 0.3, (9, 3)).astype(np.float32)
+    near = jax.jit(near_robot, static_argnums=3)(points, valid, robot, 0.3)
+    apart = np.linalg.norm(np.asarray(points)[..., None, :] - robot[::4], axis=-1).min(-1)
+    expected = np.asarray(valid) & (apart < 0.3)
+    assert 10 < expected.sum() < 0.8 * valid.sum()
+    np.testing.assert_array_equal(near, expected)

@@ -41,7 +41,7 @@ def test_a_pushed_block_is_predicted(model, tmp_path, record_property):
     assert objects is not None
     compiled = compile_model(model)
     observed = compiled.encode(
-        jax.tree.map(lambda x: x[:OBSERVED_FRAMES], batch.frames), jax.random.key(0)
+        *jax.tree.map(lambda x: x[:OBSERVED_FRAMES], (batch.frames, batch.robot)), jax.random.key(0)
     )
     current = jax.tree.map(lambda x: x[-1], observed)
     clouds = compiled.rollout(observed, batch.robot, jax.random.key(1))

@@ -92,3 +92,46 @@ def test_systematic_draws_of_many_elements_are_exact():
     assert np.asarray(drawn).all()
     assert (np.diff(rank) > 0).all()
     assert np.abs(rank - np.arange(size) * num_real / size).max() <= 3
+
+
+favouring = jax.jit(systematic_subset, static_argnums=(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("num_real", "num_favoured", "weight", "expected"),
+    [
+        (400, 40, 4.0, 25),  # 80 * 4 * 40 / (4 * 40 + 360)
+        (400, 40, 1.0, 8),
+        (400, 40, 1e6, 40),  # there are no more
+        (400, 390, 1e-6, 70),  # the other 10 are all
+        (100, 10, 0.1, 1),
+        (60, 20, 3.0, 20),  # fewer than slots: all of them
+        (400, 0, 4.0, 0),
+        (400, 400, 4.0, 80),
+        (0, 0, 4.0, 0),
+    ],
+)
+def test_favoured_elements_are_as_much_likelier_as_asked(num_real, num_favoured, weight, expected):
+    order, mask = shuffled_order(num_real, 500)
+    favoured = np.zeros(500, bool)
+    favoured[np.random.default_rng(1).permutation(order[:num_real])[:num_favoured]] = True
+    favoured |= ~mask  # what may not be drawn is favoured in vain
+    for key in jax.random.split(jax.random.key(0), 5):
+        indices, drawn = favouring(order, mask, 80, key, favoured, weight)
+        chosen = np.asarray(indices)[np.asarray(drawn)]
+        assert len(chosen) == min(80, num_real)
+        assert mask[chosen].all()
+        assert (np.diff(np.argsort(order)[chosen]) > 0).all()  # in order, and none twice
+        assert favoured[chosen].sum() == expected
+
+
+def test_favoured_elements_are_drawn_at_even_distances():
+    order, mask = shuffled_order(400, 500)
+    favoured = np.zeros(500, bool)
+    favoured[order[:400:10]] = True
+    indices, _ = favouring(order, mask, 80, jax.random.key(0), favoured, 4.0)
+    for group, count in ((favoured, 25), (mask & ~favoured, 55)):
+        among = np.cumsum(group[order]) - 1  # ranks in the group
+        rank = among[np.argsort(order)[np.asarray(indices)]][group[np.asarray(indices)]]
+        stretch = group.sum() / count
+        assert np.abs(rank - (np.arange(count) + 0.5) * stretch).max() <= stretch / 2 + 1

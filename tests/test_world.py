@@ -56,7 +56,9 @@ def test_a_rollout_is_that_of_an_evaluation(small_world, synthetic_dataset, stat
     batch = read_window(Dataset(synthetic_dataset), EPISODE, 0, 2 + STEPS, config.data)
     compiled = make_compiler(small_world.model)(small_world.model)
     encode_key, rollout_key = window_keys(config.eval.seed, batch)
-    observed = compiled.encode(jax.tree.map(lambda x: x[:2], batch.frames), encode_key)
+    observed = compiled.encode(
+        *jax.tree.map(lambda x: x[:2], (batch.frames, batch.robot)), encode_key
+    )
     np.testing.assert_allclose(state.current.positions, observed.positions[1], atol=1e-6)
     clouds = compiled.rollout(observed, batch.robot, rollout_key)
     np.testing.assert_allclose(future.positions, clouds.positions, atol=1e-5)

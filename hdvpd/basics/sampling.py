@@ -28,25 +28,63 @@ def uniform_subset(
 
 
 def systematic_subset(
-    order: Int[Array, "a"], mask: Bool[Array, "a"], size: int, key: PRNGKey
+    order: Int[Array, "a"],
+    mask: Bool[Array, "a"],
+    size: int,
+    key: PRNGKey,
+    favoured: Bool[Array, "a"] | None = None,
+    weight: float = 1.0,
 ) -> tuple[Int[Array, "u"], Bool[Array, "u"]]:
     """Draw up to `size` of the marked elements at equal distances along an order.
 
     Systematic sampling: with m marked elements, those whose ranks are the whole parts of
     (i + u) m / size, u uniform in [0, 1). Each is drawn with probability size / m, and none twice.
 
+    Args:
+      order: of the elements, marked ones first.
+      mask: marks those that may be drawn.
+      size: slots.
+      key: draws u.
+      favoured: elements that are drawn by themselves, and the others by themselves: so many that
+        each is `weight` times as likely as another, as far as there are enough of both.
+      weight: see there.
+
     Returns:
       As `uniform_subset`, but in the given order.
     """
+    order, mask = jnp.asarray(order), jnp.asarray(mask)
+    slots, start, last = jnp.arange(size), jax.random.uniform(key), mask.shape[0] - 1
     marked = mask.sum()
-    slots, start = jnp.arange(size), jax.random.uniform(key)
+    if favoured is None:
+        rank = _systematic_ranks(slots, start, marked, jnp.asarray(size))
+        return order[jnp.clip(rank, 0, last)], slots < marked
+    first = (favoured & mask)[order]
+    many = first.sum()
+    few = marked - many
+    share = size * weight * many / jnp.maximum(weight * many + few, 1)
+    of_first = jnp.minimum(jnp.maximum(jnp.round(share).astype(jnp.int32), size - few), many)
+    of_others = jnp.minimum(size - of_first, few)
+    apart = jnp.argsort(jnp.where(first, 0, jnp.where(mask[order], 1, 2)), stable=True)
+    rank = jnp.where(
+        slots < of_first,
+        _systematic_ranks(slots, start, many, of_first),
+        many + _systematic_ranks(slots - of_first, start, few, of_others),
+    )
+    real = slots < of_first + of_others
+    place = jnp.sort(jnp.where(real, apart[jnp.clip(rank, 0, last)], last + 1))
+    return order[jnp.minimum(place, last)], real
+
+
+def _systematic_ranks(
+    slots: Int[Array, "u"], start: Float[Array, ""], marked: Int[Array, ""], size: Int[Array, ""]
+) -> Int[Array, "u"]:
     # Whole numbers apart: float32 has too few digits for i m beyond 2^24. Rounding may still reach
     # the end, and may not pass it.
+    size = jnp.maximum(size, 1)
     stride, rest = marked // size, marked % size
     further = jnp.floor(start * stride + (slots + start) * (rest / size)).astype(jnp.int32)
     rank = slots * stride + jnp.minimum(further, jnp.maximum(stride + rest - 1, 0))
-    rank = jnp.where(marked >= size, rank, slots)
-    return jnp.asarray(order)[jnp.clip(rank, 0, mask.shape[0] - 1)], slots < marked
+    return jnp.where(marked >= size, rank, slots)
 
 
 def uniform_fraction(

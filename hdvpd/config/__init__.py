@@ -104,6 +104,9 @@ class ModelConfig(Settings):
     even: bool = False
     """Draw particles at even distances along the Z order, instead of independently (not in the
     papers)."""
+    near_weight: Positive = 1.0
+    """With model.even: how much likelier a pixel within 15 cm of a kinematic point becomes a
+    particle than another; 1 draws all alike (paper)."""
     lasting_features: bool = False
     """Particles move and keep their features, instead of changing both (paper)."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -130,6 +133,8 @@ class ModelConfig(Settings):
         )
         colored = not self.shadow or self.colors
         require(colored, "shadow", self.shadow, "colours are shaded: set model.colors = true")
+        remedy = "only particles at even distances are drawn by weight: set model.even = true"
+        require(self.near_weight == 1 or self.even, "near_weight", self.near_weight, remedy)
         told_apart = not self.stochastic or self.contact
         remedy = "what is hidden of things is drawn: set model.contact = true"
         require(told_apart, "stochastic", self.stochastic, remedy)

@@ -1,5 +1,6 @@
 """From RGB-D pixels to particles: validity, targets and the uniform subsample (HD-VPD)."""
 
+import jax
 import jax.numpy as jnp
 
 from hdvpd.basics.geometry import unproject, z_order
@@ -71,6 +72,31 @@ def visible_depth(
     return jnp.where(visible, depth_m, 0.0)
 
 
+def near_robot(
+    points: Float[Array, "*batch v h w 3"],
+    valid: Bool[Array, "*batch v h w"],
+    robot: Float[Array, "*batch p 3"],
+    distance_m: float,
+) -> Bool[Array, "*batch v h w"]:
+    """Find the pixels whose points lie near the robot.
+
+    Args:
+      points: of the pixels [m].
+      valid: which of them are points.
+      robot: kinematic points of the same time; every fourth is looked at, for neighbours are a few
+        centimetres apart [m].
+      distance_m: that is near.
+    """
+
+    def closer(nearest: Array, point: Array) -> tuple[Array, None]:
+        apart = jnp.sum((points - point[..., None, None, None, :]) ** 2, axis=-1)
+        return jnp.minimum(nearest, apart), None
+
+    start = jnp.full(valid.shape, jnp.inf)
+    nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(robot[..., ::4, :], -2, 0))
+    return valid & (nearest < distance_m**2)
+
+
 def subsample(
     points: Float[Array, "a 3"],
     features: Float[Array, "a c"],
@@ -79,6 +105,8 @@ def subsample(
     key: PRNGKey,
     *,
     even: bool = False,
+    favoured: Bool[Array, "a"] | None = None,
+    weight: float = 1.0,
 ) -> ParticleCloud:
     """Draw exactly num_particles valid points, each with the same probability, and none twice.
 
@@ -93,9 +121,12 @@ def subsample(
       key: draws.
       even: draw systematically along the Z order, one point from each of num_particles stretches
         of equal length, so that there are no holes; otherwise independently.
+      favoured: points that are drawn `weight` times as often as others; with `even` only.
+      weight: see there.
     """
     if even:
-        chosen, mask = systematic_subset(z_order(points, valid), valid, num_particles, key)
+        order = z_order(points, valid)
+        chosen, mask = systematic_subset(order, valid, num_particles, key, favoured, weight)
     else:
         chosen, mask = uniform_subset(valid, num_particles, key)
         order = z_order(points[chosen], mask)

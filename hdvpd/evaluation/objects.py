@@ -206,7 +206,7 @@ def _score_window(
     if objects is None:
         raise ValueError(f"the objects of episode {episode} are not known")
     encode_key, rollout_key = window_keys(config.eval.seed, batch)
-    observed = compiled.encode(batch.frames, encode_key)
+    observed = compiled.encode(batch.frames, batch.robot, encode_key)
     predicted = compiled.rollout(observed, robot, rollout_key)
     return score_rollout(observed, predicted.positions, robot, objects)
 

@@ -30,6 +30,7 @@ from hdvpd.dynamics.matching import match_distance
 from hdvpd.dynamics.rollout import rollout
 from hdvpd.dynamics.tracking import Tracking
 from hdvpd.encoders.particles import (
+    near_robot,
     subsample,
     visible_depth,
     visible_points,
@@ -40,6 +41,9 @@ from hdvpd.model.augmentation import augmented
 from hdvpd.model.losses import patch_structure, ray_depth_l1, ray_l2
 from hdvpd.model.rays import pixels_of, sample_rays
 from hdvpd.render.renderer import Renderer
+
+NEAR_ROBOT_M = 0.15
+"""What `model.near_weight` takes for near: a hand's reach, and what is about to be touched."""
 
 
 class Model(nnx.Module):
@@ -75,12 +79,17 @@ class Model(nnx.Module):
         return math.sqrt(self.config.model.num_particles / size) if size else 1.0
 
     def encode(
-        self, frames: RgbdFrames, key: PRNGKey, num_particles: int | None = None
+        self,
+        frames: RgbdFrames,
+        robot: RobotPoints,
+        key: PRNGKey,
+        num_particles: int | None = None,
     ) -> ParticleCloud:
         """Turn the views of one time step into particles (docs/equations.md, Encoder).
 
         Args:
           frames: axes (v): all cameras at one time.
+          robot: measured points of the same time, without axes; `model.near_weight` looks at them.
           key: draws the subsample.
           num_particles: how many; by default `model.num_particles`.
         """
@@ -91,6 +100,9 @@ class Model(nnx.Module):
                 colors = color_features(jnp.asarray(frames.rgb, jnp.float32) / 255.0)
                 features = jnp.concatenate([colors, features], axis=-1)
             points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
+            favoured = None
+            if model.near_weight != 1:
+                favoured = near_robot(points, valid, robot.positions, NEAR_ROBOT_M).reshape(-1)
             return subsample(
                 points.reshape(-1, 3),
                 features.reshape(-1, features.shape[-1]),
@@ -98,6 +110,8 @@ class Model(nnx.Module):
                 num_particles or model.num_particles,
                 key,
                 even=model.even,
+                favoured=favoured,
+                weight=model.near_weight,
             )
 
     def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
@@ -308,9 +322,9 @@ class Model(nnx.Module):
         rollout_key: PRNGKey,
     ) -> tuple[ParticleCloud, ParticleCloud]:
         """Return the predicted clouds of one window, and the last observed one."""
-        observed = jax.tree.map(lambda x: x[:2], frames)
+        observed, measured = jax.tree.map(lambda x: x[:2], (frames, robot))
         encode = functools.partial(self.encode, num_particles=self.config.train.cloud_size)
-        clouds = jax.vmap(encode)(observed, jax.random.split(encode_key))
+        clouds = jax.vmap(encode)(observed, measured, jax.random.split(encode_key))
         previous, current = (jax.tree.map(lambda x, i=i: x[i], clouds) for i in range(2))
         # A GPU's compiler, which tries forms of every product, takes minutes for what is unrolled.
         unroll = jax.default_backend() == "cpu"
@@ -325,17 +339,8 @@ class Model(nnx.Module):
         distance_m = self.config.train.near_ray_distance
         if not distance_m:
             return None
-        # Every fourth: neighbours are a few centimetres apart.
-        points = robot.positions[:, :, ::4]
         seen, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
-
-        def closer(nearest: Array, point: Array) -> tuple[Array, None]:
-            apart = jnp.sum((seen - point[:, :, None, None, None]) ** 2, axis=-1)
-            return jnp.minimum(nearest, apart), None
-
-        start = jnp.full(valid.shape, jnp.inf)
-        nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(points, 2, 0))
-        return valid & (nearest < distance_m**2)
+        return near_robot(seen, valid, robot.positions, distance_m)
 
 
 def _followed_by(clouds: ParticleCloud, last: ParticleCloud) -> ParticleCloud:

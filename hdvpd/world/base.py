@@ -70,8 +70,8 @@ class World:
         self._params = nnx.state(model)
 
         @jax.jit
-        def encode(params: Any, frames: RgbdFrames, key: Array) -> ParticleCloud:
-            return nnx.merge(graphdef, params).encode(frames, key)
+        def encode(params: Any, *observed: Any) -> ParticleCloud:
+            return nnx.merge(graphdef, params).encode(*observed)
 
         @jax.jit
         def rollout(
@@ -354,7 +354,9 @@ class World:
         clouds = [
             jax.tree.map(
                 np.asarray,
-                self._encode(self._params, jax.tree.map(lambda x, t=t: x[t], frames), keys[t]),
+                self._encode(
+                    self._params, *jax.tree.map(lambda x, t=t: x[t], (frames, robot)), keys[t]
+                ),
             )
             for t in range(OBSERVED_FRAMES)
         ]
