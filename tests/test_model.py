@@ -175,7 +175,7 @@ def test_what_is_near_the_robot_becomes_particles_more_often(frames, batch, key)
     near, total = count(2 * HEIGHT * WIDTH, 1.0)
     assert near > 10
     few, many = (count(48, weight)[0] for weight in (1.0, 3.0))
-    assert abs(few - 48 * near / total) <= 1
+    assert abs(few - 48 * near / total) <= 2  # in Z order they are several stretches
     assert abs(many - 48 * 3 * near / (3 * near + total - near)) <= 1
 
 
