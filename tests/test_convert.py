@@ -2,6 +2,8 @@
 
 import errno
 import json
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,6 +181,39 @@ def test_a_full_disk_leaves_a_checkpoint_that_can_be_converted(tmp_path, monkeyp
     assert main(["model", "convert", str(run)]) == 0
     assert find_damage(run / "checkpoints" / "1") is None
     assert read_toml(run / "checkpoints" / "1" / "config.toml") == read_toml(run / "config.toml")
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3])
+def test_a_conversion_that_was_killed_is_finished(writes, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    scene = {"num_robot_points": 5, "workspace_min": [0.0] * 3, "workspace_max": [1.0] * 3}
+    files = {"config.toml": toml(EARLIER), "scene.json": json.dumps(scene)}
+    state = State({"w": np.ones(3)}, np.array(1))
+    CheckpointStore(run, keep=1).save(1, state, progress={"step": 1}, files=files)
+    (run / "config.toml").write_text(toml(EARLIER))
+    checkpoint = run / "checkpoints" / "1"
+    before = set(checkpoint.rglob("*"))
+    code = f"""
+import os
+from hdvpd.basics import files
+from hdvpd.training.convert import convert
+from pathlib import Path
+replace, left = files.replace, {writes}
+def counted(file, content):
+    global left
+    if left == 0:
+        os._exit(9)
+    left -= 1
+    replace(file, content)
+files.replace = counted
+convert(Path({str(run)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 9
+    assert main(["model", "convert", str(run)]) == 0
+    assert find_damage(checkpoint) is None
+    assert set(checkpoint.rglob("*")) == before
+    assert read_toml(checkpoint / "config.toml") == read_toml(run / "config.toml")
 
 
 def test_an_experiment_file_is_rewritten(tmp_path, capsys):

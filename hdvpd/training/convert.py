@@ -21,7 +21,8 @@ def convert(path: Path) -> list[Path]:
     """Rewrite an experiment file, or the configuration of a run and of its checkpoints.
 
     The old text stays beside the new one: an experiment's as `<name>-earlier.toml`, a run's as
-    `config-earlier.toml`. Parameters stay where they are. A damaged checkpoint is left alone.
+    `config-earlier.toml`. Parameters stay where they are. A damaged checkpoint is left alone, but
+    for one that an earlier conversion was killed in, which is finished.
 
     Returns:
       The files that were rewritten; none if all are in present keys.
@@ -52,18 +53,27 @@ def _convert_file(file: Path, kept: Path) -> bool:
 
 
 def _convert_checkpoint(folder: Path) -> bool:
-    file = folder / "config.toml"
+    file, kept = folder / "config.toml", folder / KEPT
+    # Nothing but the configuration and the digest of before fit together, or both of after. Who
+    # was killed between them left the configuration of before.
+    if kept.is_file() and find_damage(folder) is not None:
+        kept.replace(file)
+    kept.unlink(missing_ok=True)
     tables = read_tables(file)
     if not is_earlier(tables) or find_damage(folder) is not None:
         return False
     old, new = file.read_text(), to_toml(read(converted(tables), source=str(file)))
     declared = digest_text({**digest(folder), file.name: hashlib.sha256(new.encode()).hexdigest()})
-    _write(file, new)
+    _write(kept, old)
     try:
+        _write(file, new)
         _write(folder / DIGEST, declared)
-    except UserError:  # nothing but both files fit together
+    except UserError:
         _write(file, old)
         raise
+    finally:
+        if find_damage(folder) is None:
+            kept.unlink()
     return True
 
 
