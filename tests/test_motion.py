@@ -45,7 +45,8 @@ def config(debug_config):
 
 
 @jax.jit
-def encode(frames, key):
+def encode(frames, robot, key):
+    del robot
     return jax.vmap(encode_frame)(frames, jax.random.split(key))
 
 
