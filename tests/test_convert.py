@@ -159,13 +159,19 @@ def test_a_run_is_rewritten_and_its_checkpoints_stay_sound(tmp_path, capsys):
     assert "needs no rewriting" in capsys.readouterr().out
 
 
-def test_a_full_disk_leaves_a_checkpoint_that_can_be_converted(tmp_path, monkeypatch, capsys):
-    run = tmp_path / "run"
+def earlier_run(folder):
+    """Write a run of earlier keys with one checkpoint."""
+    run = folder / "run"
     scene = {"num_robot_points": 5, "workspace_min": [0.0] * 3, "workspace_max": [1.0] * 3}
     files = {"config.toml": toml(EARLIER), "scene.json": json.dumps(scene)}
     state = State({"w": np.ones(3)}, np.array(1))
     CheckpointStore(run, keep=1).save(1, state, progress={"step": 1}, files=files)
     (run / "config.toml").write_text(toml(EARLIER))
+    return run
+
+
+def test_a_full_disk_leaves_a_checkpoint_that_can_be_converted(tmp_path, monkeypatch, capsys):
+    run = earlier_run(tmp_path)
     replace = basic_files.replace
 
     def full(file, content):
@@ -185,12 +191,7 @@ def test_a_full_disk_leaves_a_checkpoint_that_can_be_converted(tmp_path, monkeyp
 
 @pytest.mark.parametrize("writes", [1, 2, 3])
 def test_a_conversion_that_was_killed_is_finished(writes, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    scene = {"num_robot_points": 5, "workspace_min": [0.0] * 3, "workspace_max": [1.0] * 3}
-    files = {"config.toml": toml(EARLIER), "scene.json": json.dumps(scene)}
-    state = State({"w": np.ones(3)}, np.array(1))
-    CheckpointStore(run, keep=1).save(1, state, progress={"step": 1}, files=files)
-    (run / "config.toml").write_text(toml(EARLIER))
+    run = earlier_run(tmp_path)
     checkpoint = run / "checkpoints" / "1"
     before = set(checkpoint.rglob("*"))
     code = f"""
