@@ -28,8 +28,8 @@ class CompiledModel:
     """The jitted parts of a model.
 
     Attributes:
-      encode: (observed frames with axes (2 v), robot with axes (2 ...), key) -> clouds with
-        axes (2).
+      encode: (observed frames with axes (2 v), robot with axes (2 + s), key) -> clouds
+        with axes (2).
       rollout: (observed clouds with axes (2), robot with axes (2 + s), key) -> clouds, axes (s).
       render: (clouds with axes (g), cameras with axes (g v)) -> images, axes (g v h w).
       whiten: frames -> whitened colours and the mask of pixels that are not painted white.
