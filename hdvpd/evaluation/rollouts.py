@@ -198,7 +198,8 @@ def evaluate_window(
     truth, visible = (np.asarray(x) for x in compiled.whiten(batch.frames))
     last, future = truth[OBSERVED_FRAMES - 1], truth[OBSERVED_FRAMES:]
     encode_key, rollout_key = window_keys(seed, batch)
-    observed = compiled.encode(_until(batch.frames, OBSERVED_FRAMES), batch.robot, encode_key)
+    frames, robot = _until((batch.frames, batch.robot), OBSERVED_FRAMES)
+    observed = compiled.encode(frames, robot, encode_key)
     clouds = predict_clouds(
         compiled, observed, batch.robot, lent, controls=controls, key=rollout_key
     )

@@ -28,8 +28,8 @@ class CompiledModel:
     """The jitted parts of a model.
 
     Attributes:
-      encode: (observed frames with axes (2 v), robot with axes (2 + s), key) -> clouds
-        with axes (2).
+      encode: (observed frames with axes (2 v), measured robot with axes (2), key) ->
+        clouds with axes (2).
       rollout: (observed clouds with axes (2), robot with axes (2 + s), key) -> clouds, axes (s).
       render: (clouds with axes (g), cameras with axes (g v)) -> images, axes (g v h w).
       whiten: frames -> whitened colours and the mask of pixels that are not painted white.
@@ -69,9 +69,8 @@ def make_compiler(example: Model) -> CompileModel:
 
     @jax.jit
     def encode(state: Any, frames: RgbdFrames, robot: RobotPoints, key: PRNGKey) -> ParticleCloud:
-        observed = jax.tree.map(lambda x: x[:OBSERVED_FRAMES], robot)
         keys = jax.random.split(key, OBSERVED_FRAMES)
-        return jax.vmap(nnx.merge(graphdef, state).encode)(frames, observed, keys)
+        return jax.vmap(nnx.merge(graphdef, state).encode)(frames, robot, keys)
 
     @jax.jit
     def rollout(

@@ -192,9 +192,9 @@ def roll_out(config: Config, graphdef: nnx.GraphDef, params: Params, data: Train
     model = merge_model(graphdef, jax.device_get(params))
     compiled = compile_model(model)
     window = read_window(data.dataset, *data.windows[0], data.windows.length, config.data)
-    observed = jax.tree.map(lambda x: x[:OBSERVED_FRAMES], window.frames)
+    frames, robot = jax.tree.map(lambda x: x[:OBSERVED_FRAMES], (window.frames, window.robot))
     camera = jax.tree.map(lambda x: x[-1:, :1], window.frames.camera)
-    clouds = compiled.encode(observed, window.robot, jax.random.key(0))
+    clouds = compiled.encode(frames, robot, jax.random.key(0))
     clouds = compiled.rollout(clouds, window.robot, jax.random.key(1))
     return compiled.render(jax.tree.map(lambda x: x[-1:], clouds), camera)
 
