@@ -130,6 +130,41 @@ def test_what_stands_between_open_fingers_stays_though_its_lower_part_is_hidden(
     np.testing.assert_allclose(gone[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
 
 
+def colored(*parts):
+    """Points beside their colours, as one cloud."""
+    counts = [len(points) for points, _ in parts]
+    return ParticleCloud(
+        positions=np.float32(np.concatenate([points for points, _ in parts])),
+        features=np.float32(np.repeat([color for _, color in parts], counts, axis=0)),
+        mask=np.ones(sum(counts), bool),
+    )
+
+
+def test_what_stands_on_another_thing_is_not_held_by_a_hand_beside_it():
+    """Two or three cubes, one above the other; the hand passes the upper ones at a centimetre."""
+    step, colors = np.asarray([0.0, 0.01, 0.0]), [RED, GREEN, RED]
+    for levels in (2, 3):
+        cubes = [cube([0.0, 0.0, 0.027 + 0.061 * level]) for level in range(levels)]
+        stack = colored(*zip(cubes, colors, strict=False), (table(), WHITE))
+        beside = np.asarray([0.025 + 0.01 + FINGER_M, 0.0, 0.088 + 0.0305 * (levels - 2)])
+        passes = hand([beside - step, beside, beside + step], CLOSED, 0.0)
+        np.testing.assert_allclose(predict(stack, passes), 0, atol=1e-6)
+        # Without the lowest, what is left hangs in the hand.
+        hangs = colored(*zip(cubes[1:], colors[1:], strict=False), (table(), WHITE))
+        moved = predict(hangs, passes)[: SIZE * (levels - 1)]
+        np.testing.assert_allclose(moved, np.tile(step, (len(moved), 1)), atol=2e-3)
+
+
+def test_what_is_held_beside_a_higher_thing_does_not_rest_on_it():
+    step, now = np.asarray([0.01, 0.0, 0.01]), np.asarray([0.0, 0.0, 0.125])
+    robot = hand([now - step, now, now + step])
+    wall = cube([-0.06, 0.0, 0.052], 0.05), cube([-0.06, 0.0, 0.104], 0.05)
+    held = colored((cube(now), RED), *((part, GREEN) for part in wall), (table(), WHITE))
+    moved = predict(held, robot)
+    np.testing.assert_allclose(moved[:SIZE], np.tile(step, (SIZE, 1)), atol=2e-3)
+    np.testing.assert_allclose(moved[SIZE:], 0, atol=1e-6)
+
+
 def test_an_open_hand_lifts_nothing():
     assert not predict(*lifted(0.002, np.asarray([0.0, 0.0, 0.005]), OPEN)).any()
 

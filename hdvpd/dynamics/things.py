@@ -5,7 +5,8 @@ Beyond the papers (`model.contact`): pure functions of observed places and the r
 what stays in touch goes along. Pushed beside its middle it turns, as what slides on a table does,
 and what stands before it is pushed in turn.
 A closed hand lifts what it touches and has on two sides of its middle; what is off its support and
-near a hand is held, and falls when the hand opens. Lengths are metres.
+near a hand is held, unless it rests on another thing, and falls when the hand opens. Lengths are
+metres.
 """
 
 import dataclasses
@@ -39,6 +40,9 @@ _ROW = 3
 # What is nearer to the hand than this, and so far off its support, is in it.
 _IN_HAND_M = 0.02
 _OFF_M = 0.02
+# It rests on another thing, not in the hand, if that one's top is no higher above its lowest particle
+# than this and the two are neighbours, not farther apart than this many times the reach.
+_RESTS_M, _RESTS_REACHES = 0.005, 1.3
 # A hand grasps if the line between two of its points passes the middle of a thing by less than this
 # share of the thing's radius: one that closes beside the middle presses a round thing out.
 _GRASP_SHARE = 0.8
@@ -143,7 +147,8 @@ def moved_things(
         middle = found.mean(cloud.positions, found.inside.astype(jnp.float32))
         carried_m = held_along(current, robot, 1, 2, middle)
         nearest = found.last(found.inside & (coming.now_m <= found.min(coming.now_m)))
-        moved_m = _held(moved_m, carried_m, coming.now_m, openings[:, nearest], found, axis)
+        hands = coming.now_m, openings[:, nearest]
+        moved_m = _held(moved_m, carried_m, *hands, found, around, axis)
     return Things(
         displacement=jnp.where(found.inside[:, None], moved_m, 0.0),
         share=jnp.where(found.inside, share, 0.0),
@@ -283,6 +288,7 @@ def _held(
     away_m: Float[Array, "n"],
     openings: Float[Array, "3 n"],
     found: Segments,
+    around: Surroundings,
     axis: Float[np.ndarray, "3"],
 ) -> Float[JaxArray, "n 3"]:
     """Take along what is off its support in a hand; let it fall when the hand opens.
@@ -298,11 +304,35 @@ def _held(
     holds = jnp.minimum(openings[1], openings[2]) < _OPEN + 2 * _OPEN_WIDTH
     near = jnp.where(holds, nearest_m, farthest_m) < _IN_HAND_M
     in_hand = near & (lowest_m > _OFF_M) & (lowest_m < jnp.inf)
+    in_hand = _not_resting(in_hand, lowest_m, found.max(moved_m @ axis) > _STILL_M, found, around)
     let_go = jnp.where(openings[1] < _OPEN + 2 * _OPEN_WIDTH, opened(openings), 0.0)[:, None]
     fall_m = -jnp.where(in_hand, lowest_m, 0.0)[:, None] * axis[None]
     held_m = (1 - let_go) * carried_m + let_go * fall_m
     moved_m = jnp.where(in_hand[:, None], held_m, moved_m)
     return moved_m - (on_support * jnp.maximum(moved_m @ axis, 0.0))[:, None] * axis[None]
+
+
+def _not_resting(
+    in_hand: Bool[Array, "n"],
+    lowest_m: Float[Array, "n"],
+    rises: Bool[Array, "n"],
+    found: Segments,
+    around: Surroundings,
+) -> Bool[JaxArray, "n"]:
+    """Return which particles' things are in a hand and do not rest on one that is not.
+
+    Of a stack the lowest thing stands, so that one round tells of every further thing.
+    """
+    indices = jnp.asarray(around.indices)
+    two = (found.label[indices] != found.label[:, None]) & found.inside[indices]
+    two &= jnp.asarray(around.distances) < _RESTS_REACHES * found.reach_m
+    two &= found.max(found.height_m)[indices] < jnp.asarray(lowest_m)[:, None] + _RESTS_M
+
+    def put_down(_: object, held: Bool[JaxArray, "n"]) -> Bool[JaxArray, "n"]:
+        rests = (two & ~(held | rises)[indices]).any(axis=1)
+        return held & (found.max(rests.astype(jnp.float32)) < 1.0)
+
+    return jax.lax.fori_loop(0, _ROW, put_down, jnp.asarray(in_hand))
 
 
 def _turned(
