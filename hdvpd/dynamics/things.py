@@ -40,8 +40,8 @@ _ROW = 3
 # What is nearer to the hand than this, and so far off its support, is in it.
 _IN_HAND_M = 0.02
 _OFF_M = 0.02
-# It rests on another thing, not in the hand, if that one's top is no higher above its lowest particle
-# than this and the two are neighbours, not farther apart than this many times the reach.
+# It rests on another thing instead, if the top of that one is no higher above its lowest particle
+# than this, and the two are neighbours, not farther apart than this many times the reach.
 _RESTS_M, _RESTS_REACHES = 0.005, 1.3
 # A hand grasps if the line between two of its points passes the middle of a thing by less than this
 # share of the thing's radius: one that closes beside the middle presses a round thing out.
