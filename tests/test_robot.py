@@ -15,7 +15,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.data import adding_robot, corrections, setup, writer
 from hdvpd.data.calibration import calibrate
 from hdvpd.data.corrections import Corrections, JointCorrection
-from hdvpd.data.importers.robot_model import Joint, RobotModel
+from hdvpd.data.importers.robot_model import Joint, RobotModel, grippers_of
 from hdvpd.data.robot import Robot, describe_robot, read_robot
 from hdvpd.data.simulation import bimanual, clip, scene, synthetic
 from hdvpd.data.store import Dataset
@@ -49,6 +49,12 @@ def test_the_bimanual_arms_are_where_the_whole_scene_has_them():
     np.testing.assert_allclose(robot.link_poses(joints), expected, atol=1e-6)
     np.testing.assert_allclose(robot.limits[:7, 1], scene.LIMITS)
     np.testing.assert_allclose(robot.limits[7], scene.OPENING_RANGE)
+
+
+def test_the_gripper_of_an_arm_is_its_first_joint_of_that_name_or_unit():
+    joints = [Joint("elbow", arm="a"), Joint("Gripper", "m", "a"), Joint("left_finger", "m", "a")]
+    joints += [Joint("wrist", arm="b"), Joint("jaw", "1", "b"), Joint("lift", "m", "c")]
+    assert grippers_of(joints) == {"a": {"gripper": "Gripper"}, "b": {"gripper": "jaw"}}
 
 
 def test_a_urdf_keeps_its_mimics_tools_and_base():

@@ -19,7 +19,8 @@ from hdvpd.training.run_folder import RunFolder
 _LIMITS = """\
 - It knows the robot, the cameras' places, the workspace and the kinds of objects of its data set,
   and nothing else: other scenes need a training of their own.
-- It predicts one future, the mean of those that it thinks possible: what is uncertain is blurred.
+- By default it predicts one future: of what is uncertain the likeliest, by its rules of contact, or
+  a blur of all.
 - Its numbers are of held-out episodes of the same simulation, not of a real robot.
 - Parameters are stored in half precision; the numbers are those of the run that was packed."""
 

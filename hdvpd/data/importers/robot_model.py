@@ -60,7 +60,7 @@ class Joint:
     @property
     def is_gripper(self) -> bool:
         """Whether it opens a gripper."""
-        return self.unit == "1" or bool(re.search("grip|finger", self.name))
+        return self.unit == "1" or bool(re.search("grip|finger", self.name, re.IGNORECASE))
 
 
 @dataclass(frozen=True)
