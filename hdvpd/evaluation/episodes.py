@@ -31,7 +31,7 @@ from hdvpd.evaluation.objects import (
     score_rollout,
     score_windows,
 )
-from hdvpd.evaluation.rollouts import WindowResult, evaluate_window
+from hdvpd.evaluation.rollouts import WindowResult, compile_window, evaluate_window
 from hdvpd.evaluation.scoring import WindowScores
 from hdvpd.evaluation.spreading import spread_model
 from hdvpd.evaluation.videos import Clip
@@ -163,22 +163,22 @@ def evaluate_run(
     episodes = list(dict.fromkeys(window.episode for window in windows))
     filmed = [[w.episode for w in windows].index(e) for e in episodes[: config.eval.num_videos]]
 
+    ready: set[int] = set()
+
     def work(compiled: CompiledModel, i: int) -> _Finding:
-        window = windows[i]
-        task = dataset.episode(window.episode).task
-        notice = "; compiling first" if i == 0 else ""
+        window, task = windows[i], dataset.episode(windows[i].episode).task
+        first = id(compiled) not in ready  # of a device, which is worked off alone
+        ready.add(id(compiled))
         title = f"episode {dataset.episode_title(window.episode)}"
-        say(f"{name}: window {i + 1}/{len(windows)}, {title} ({task}){notice}")
-        batch, result, objects = roll_out_window(compiled, config, dataset, window)
+        say(f"{name}: window {i + 1}/{len(windows)}, {title} ({task}){'; compiling first' * first}")
+        batch, result, objects = roll_out_window(compiled, config, dataset, window, first=first)
         motion = np.empty(0) if objects is None else _score_motion(batch, result, objects)
         shown = batch, result, cameras, f"{title}, {task}", dataset.rate_hz
         return _Finding(result.scores, motion, make_clip(*shown) if i in filmed else None)
 
     found = spread.map(work, range(len(windows)))
-    in_motion = has_motion_truth(dataset, episodes)
-    every = all_windows(dataset, config, SPLIT) if in_motion else []
-    # Those with images are rolled out already.
-    others = [at for at in every if at not in {(w.episode, w.start) for w in windows}]
+    every = all_windows(dataset, config, SPLIT) if has_motion_truth(dataset, episodes) else []
+    others = sorted(set(every) - {(w.episode, w.start) for w in windows})
     unseen = score_windows(spread, config, dataset, others, say)
     if found is None or unseen is None:
         return None
@@ -186,7 +186,7 @@ def evaluate_run(
     scored = {e: [x.scores for w, x in pairs if w.episode == e] for e in episodes}
     scores = collect_scores(name, cameras, scored_predictors(config.eval), scored)
     clips = tuple((w.episode, x.clip) for w, x in pairs if x.clip is not None)
-    if not in_motion:
+    if not every:
         return RunResult(scores, None, clips)
     seen = {(w.episode, w.start): x.motion for w, x in pairs}
     motion = collect_motion(dataset, {at: (unseen | seen)[at] for at in every})
@@ -203,9 +203,16 @@ class _Finding:
 
 
 def roll_out_window(
-    compiled: CompiledModel, config: Config, dataset: Dataset, window: Window
+    compiled: CompiledModel, config: Config, dataset: Dataset, window: Window, *, first: bool
 ) -> tuple[Batch, WindowResult, Objects | None]:
     """Read a window and its objects, and let the model and its controls predict it.
+
+    Args:
+      compiled: the model.
+      config: `data` and `eval` say what is read and how it is scored.
+      dataset: to read from.
+      window: of it.
+      first: whether the model's parts are still to be compiled, which is done beside each other.
 
     Raises:
       UserError: the data set does not fit, or is damaged.
@@ -213,12 +220,15 @@ def roll_out_window(
     length = OBSERVED_FRAMES + config.eval.num_steps
     batch = read_window(dataset, window.episode, window.start, length, config.data)
     objects = read_objects(dataset, window.episode, window.start, length)
-    loan = window.loan
+    loan, controls = window.loan, scored_predictors(config.eval)[1:]
+    lent = loan and read_robot(dataset, loan.episode, loan.start, length)
+    if first:
+        compile_window(compiled, batch, lent, controls=controls, seed=config.eval.seed)
     result = evaluate_window(
         compiled,
         batch,
-        loan and read_robot(dataset, loan.episode, loan.start, length),
-        controls=scored_predictors(config.eval)[1:],
+        lent,
+        controls=controls,
         seed=config.eval.seed,
         moving_threshold=config.eval.moving_threshold,
         objects=objects,

@@ -9,15 +9,16 @@ The predictors (`curves.PREDICTORS`), all scored on the same whitened frames:
 - zero_actions: the model, told that the robot stays where it was last observed;
 - shuffled_actions: the model with the plan of another episode.
 
-Each part is compiled once per kind of model. Observed frames are encoded once per window, each plan
-is rolled out in one call, and one more renders all clouds of all predictors from all cameras; what
-does not move is rendered once per camera that stands still. Random is only the choice of particles,
-a function of seed, episode and start frame.
+Each part is compiled once per kind of model, all of them beside each other. Observed frames are
+encoded once per window, each plan is rolled out in one call, and one more renders all clouds of all
+predictors from all cameras; what does not move is rendered once per camera that stands still.
+Random is only the choice of particles, a function of seed, episode and start frame.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -36,7 +37,8 @@ from hdvpd.data.truth import Objects
 from hdvpd.data.windows import OBSERVED_FRAMES
 from hdvpd.evaluation.controls import carry_particles, hold_still, replace_plan
 from hdvpd.evaluation.scoring import WindowScores, score_window
-from hdvpd.model.compiled import CompiledModel
+from hdvpd.kernels.together import compiling_beside
+from hdvpd.model.compiled import CompiledModel, lower
 
 Tree = TypeVar("Tree")
 
@@ -167,6 +169,76 @@ def _stands_still(camera: Camera) -> bool:
     return all(bool(np.all(leaf == leaf[:1])) for leaf in jax.tree.leaves(camera))
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of a window.
+
+    Attributes:
+      observed: encoded clouds, axes (2).
+      clouds: by predictor that moves them, axes (s).
+      rgb: pictures by predictor, and of the last observed frame.
+      depth_m: likewise, planar.
+    """
+
+    observed: ParticleCloud
+    clouds: dict[str, ParticleCloud]
+    rgb: Images
+    depth_m: Images
+
+
+def predict_window(
+    compiled: CompiledModel,
+    batch: Batch,
+    lent: RobotPoints | None,
+    *,
+    controls: Sequence[str],
+    seed: int,
+) -> Prediction:
+    """Let the model and its controls predict one window; arguments as of `evaluate_window`."""
+    encode_key, rollout_key = window_keys(seed, batch)
+    frames, robot = _until((batch.frames, batch.robot), OBSERVED_FRAMES)
+    observed = compiled.encode(frames, robot, encode_key)
+    clouds = predict_clouds(
+        compiled, observed, batch.robot, lent, controls=controls, key=rollout_key
+    )
+    resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
+    camera = _from(batch.frames.camera, OBSERVED_FRAMES)
+    now = OBSERVED_FRAMES - 1
+    seen = _at(observed, now), _at(batch.frames.camera, now)
+    return Prediction(observed, clouds, *render_clouds(compiled, clouds, resting, camera, seen))
+
+
+def compile_window(
+    compiled: CompiledModel,
+    batch: Batch,
+    lent: RobotPoints | None,
+    *,
+    controls: Sequence[str],
+    seed: int,
+) -> None:
+    """Compile what `predict_window` calls, each part beside the tracing of those after it.
+
+    The window is gone through with the shapes of what each part returns; nothing is computed but
+    the carried control.
+    """
+    shapes: dict[str, Any] = {}
+    with compiling_beside() as compile_:
+
+        def rehearsed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                if name not in shapes:
+                    program = lower(part, *given)
+                    compile_(program)
+                    shapes[name] = program.out_info
+                return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes[name])
+
+            return call
+
+        names = [part.name for part in dataclasses.fields(compiled)]
+        parts = {name: rehearsed(name, getattr(compiled, name)) for name in names}
+        predict_window(CompiledModel(**parts), batch, lent, controls=controls, seed=seed)
+
+
 def evaluate_window(
     compiled: CompiledModel,
     batch: Batch,
@@ -197,17 +269,8 @@ def evaluate_window(
     """
     truth, visible = (np.asarray(x) for x in compiled.whiten(batch.frames))
     last, future = truth[OBSERVED_FRAMES - 1], truth[OBSERVED_FRAMES:]
-    encode_key, rollout_key = window_keys(seed, batch)
-    frames, robot = _until((batch.frames, batch.robot), OBSERVED_FRAMES)
-    observed = compiled.encode(frames, robot, encode_key)
-    clouds = predict_clouds(
-        compiled, observed, batch.robot, lent, controls=controls, key=rollout_key
-    )
-    resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
-    camera = _from(batch.frames.camera, OBSERVED_FRAMES)
-    now = OBSERVED_FRAMES - 1
-    seen = _at(observed, now), _at(batch.frames.camera, now)
-    rgb, depth_m = render_clouds(compiled, clouds, resting, camera, seen)
+    predicted = predict_window(compiled, batch, lent, controls=controls, seed=seed)
+    rgb, depth_m = predicted.rgb, predicted.depth_m
     rgb["copy_last_frame"] = np.broadcast_to(last, future.shape)
     images = {name: rgb[name] for name in ("model", *controls)}
     _require_finite(images, batch)
@@ -223,7 +286,7 @@ def evaluate_window(
         ),
         truth=truth,
         prediction=images["model"],
-        clouds=_concatenate([observed, clouds["model"]]),
+        clouds=_concatenate([predicted.observed, predicted.clouds["model"]]),
     )
 
 

@@ -1,7 +1,9 @@
 """Several programs compiled at once."""
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from jax.stages import Compiled, Lowered
 
@@ -17,6 +19,25 @@ def compile_together(lower: Iterable[Lower]) -> list[Compiled]:
     Args:
       lower: traces each program, largest first; called one after another, in this thread.
     """
+    with compiling_beside() as compile_:
+        compiling = [compile_(trace()) for trace in lower]
+    return [program.result() for program in compiling]
+
+
+@contextlib.contextmanager
+def compiling_beside() -> Iterator[Callable[[Lowered], Future[Compiled]]]:
+    """Let programs be compiled beside whatever is done inside; all are ready at its end.
+
+    Raises:
+      Exception: what the first that failed to compile raised.
+    """
+    programs: list[Future[Compiled]] = []
     with ThreadPoolExecutor(thread_name_prefix="hdvpd-compile") as pool:
-        compiling = [pool.submit(trace().compile) for trace in lower]
-        return [program.result() for program in compiling]
+
+        def compile_(program: Any) -> Future[Compiled]:
+            programs.append(pool.submit(program.compile))
+            return programs[-1]
+
+        yield compile_
+    for program in programs:
+        program.result()

@@ -3,10 +3,11 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
+from jax.stages import Lowered, Wrapped
 
 from hdvpd.basics.types import (
     Array,
@@ -95,7 +96,16 @@ def make_compiler(example: Model) -> CompileModel:
             encode=functools.partial(encode, state),
             rollout=functools.partial(rollout, state),
             render=functools.partial(render, state),
-            whiten=whiten,
+            whiten=functools.partial(whiten),
         )
 
     return bind
+
+
+def lower(part: Callable[..., Any], *given: Any) -> Lowered:
+    """Trace a part of a compiled model for arguments like these.
+
+    A call with such arguments, after the program has been compiled, is neither traced nor compiled.
+    """
+    bound = cast(functools.partial[Any], part)
+    return cast(Wrapped, bound.func).lower(*bound.args, *given)
