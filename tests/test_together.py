@@ -1,14 +1,17 @@
 """Programs compiled at once are the ones that were asked for, traced while others are compiled."""
 
+import functools
 import threading
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.stages import Compiled, Lowered
 
-from hdvpd.kernels.together import compile_together
+from hdvpd.kernels.together import compile_together, compiling_beside
+from hdvpd.model.compiled import lower
 
 
 def test_each_program_is_the_one_asked_for() -> None:
@@ -57,3 +60,24 @@ def test_what_goes_wrong_in_a_compilation_is_raised() -> None:
 
     with pytest.raises(ValueError, match="no such program"):
         compile_together([lambda: jax.jit(jnp.sin).lower(x), lambda: cast(Lowered, Broken())])
+
+
+def test_a_call_after_its_program_was_compiled_beside_others_compiles_nothing():
+    compiled: list[str] = []  # for the rest of the process, for listeners cannot be taken back
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if "backend_compile" in event and duration_secs >= 0:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    part = functools.partial(jax.jit(lambda state, x: jnp.sin(x) + state), jnp.float32(2.0))
+    on_device = jnp.ones(3)
+    with compiling_beside() as compile_:
+        program = lower(part, np.zeros(3, np.float32))
+        compile_(program)
+    before = len(compiled)
+    assert before > 0
+    np.testing.assert_allclose(part(np.ones(3, np.float32)), np.sin(1.0) + 2.0, rtol=1e-6)
+    np.testing.assert_allclose(part(on_device), np.sin(1.0) + 2.0, rtol=1e-6)
+    assert len(compiled) == before
+    assert jax.tree.leaves(program.out_info)[0].shape == (3,)
