@@ -6,7 +6,6 @@ Only shapes are needed, so N is large enough that a square would stand out from 
 import functools
 import math
 import re
-from typing import Any
 
 import jax
 import pytest
@@ -44,8 +43,7 @@ def entries(config):
     window = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     observed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), window)
     parts = make_compiler(model)(model)
-    bound: tuple[Any, ...] = parts.encode, parts.rollout, parts.render, parts.whiten
-    encode, rollout, render, whiten = (part.func for part in bound)
+    encode, rollout, render = (f.func for f in (parts.encode, parts.rollout, parts.render))
     params = nnx.state(model)
     clouds = jax.eval_shape(encode, params, observed.frames, observed.robot, key)
     future = jax.tree.map(
@@ -57,7 +55,7 @@ def entries(config):
         "encode": (encode, (params, observed.frames, observed.robot, key)),
         "rollout": (rollout, (params, clouds, window.robot, key)),
         "render": (render, (params, clouds, future)),
-        "whiten": (whiten, (window.frames,)),
+        "whiten": (parts.whiten, (window.frames,)),
     }
 
 

@@ -178,8 +178,8 @@ def evaluate_run(
 
     found = spread.map(work, range(len(windows)))
     every = all_windows(dataset, config, SPLIT) if has_motion_truth(dataset, episodes) else []
-    others = sorted(set(every) - {(w.episode, w.start) for w in windows})
-    unseen = score_windows(spread, config, dataset, others, say)
+    unrendered = sorted(set(every) - {(w.episode, w.start) for w in windows})
+    unseen = score_windows(spread, config, dataset, unrendered, say)
     if found is None or unseen is None:
         return None
     pairs = list(zip(windows, found, strict=True))

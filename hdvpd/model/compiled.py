@@ -96,14 +96,14 @@ def make_compiler(example: Model) -> CompileModel:
             encode=functools.partial(encode, state),
             rollout=functools.partial(rollout, state),
             render=functools.partial(render, state),
-            whiten=functools.partial(whiten),
+            whiten=whiten,
         )
 
     return bind
 
 
 def lower(part: Callable[..., Any], *given: Any) -> Lowered:
-    """Trace a part of a compiled model for arguments like these.
+    """Trace a part of a compiled model that has parameters, for arguments like these.
 
     A call with such arguments, after the program has been compiled, is neither traced nor compiled.
     """
