@@ -116,7 +116,7 @@ def diagnose() -> Iterator[Finding]:
       Findings, in the order of the report.
     """
     for check in (check_python, check_versions, check_devices, check_memory, check_disk, check_egl,
-                  check_compiler, check_optional):  # fmt: skip
+                  check_onednn, check_compiler, check_optional):  # fmt: skip
         yield from _guarded(check)
 
 
@@ -247,6 +247,22 @@ def check_egl() -> list[Finding]:
         remedy = f"apt-get install {' '.join(packages)}"
         return [Finding("EGL", "note", "missing: `hdvpd data simulate` cannot render", remedy)]
     return [Finding("EGL", "ok", "renders off screen (MUJOCO_GL=egl)")]
+
+
+def check_onednn() -> list[Finding]:
+    """Report whether there is a library for dense layers and convolutions on CPUs."""
+    # Imports numba.
+    from hdvpd.kernels import onednn
+
+    version = installed_version(onednn.PACKAGE)
+    if onednn.available():
+        return [Finding("oneDNN", "ok", f"{version}: dense layers and convolutions on CPUs")]
+    text = "not installed" if version is None else f"{version}, which cannot be loaded"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return [Finding("oneDNN", "ok", "for Linux on x86-64 only: XLA does its work")]
+    text += ": training of large models takes up to twice as long on CPUs"
+    remedy = f"pip install {onednn.PACKAGE}" if version is None else "apt-get install libgomp1"
+    return [Finding("oneDNN", "note", text, remedy)]
 
 
 def check_compiler() -> list[Finding]:

@@ -33,13 +33,21 @@ if not _settings.CACHE_DIR:  # the user's NUMBA_CACHE_DIR comes first; else besi
 _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 # Programs that run at the same time, such as those of several plans, wait for no lock of Python's.
-compiled_njit = functools.partial(njit, cache=True, nogil=True)
+compiled_njit = functools.partial(njit, cache=True, nogil=True, error_model="numpy")
 """Compile."""
-exact_parallel_njit = functools.partial(compiled_njit, parallel=True)
+# What is not a loop of `prange`, such as the sum of a few rows, is not worth the waking of threads.
+_NOT_PARALLEL = ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil")
+_LOOPS: Any = {"prange": True, **dict.fromkeys(_NOT_PARALLEL, False)}
+exact_parallel_njit = functools.partial(compiled_njit, parallel=_LOOPS)
 """Compile for all cores; results do not depend on their number if each writes rows of its own."""
 # Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
-parallel_njit = functools.partial(exact_parallel_njit, fastmath={"reassoc", "contract", "nsz"})
+_FAST = {"reassoc", "contract", "nsz"}
+parallel_njit = functools.partial(exact_parallel_njit, fastmath=_FAST)
 """The same, with sums in any order that is fixed when compiled."""
+fast_njit = functools.partial(compiled_njit, fastmath=_FAST)
+"""Compile what one thread does, with such sums: loops in a function of their own become vectors."""
+inlined_njit = functools.partial(fast_njit, inline="always")
+"""Compile as a part of what calls it."""
 
 SLAB = 16
 """Columns that one thread takes: a cache line of float32."""

@@ -99,24 +99,28 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 
 
 def ffi_call(
-    function: Callable[..., None], results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
+    function: Callable[..., None],
+    results: Sequence[jax.ShapeDtypeStruct],
+    *arguments: Any,
+    vmap_method: str = "sequential",
 ) -> list[jax.Array]:
     """Call a function that fills arrays in place from a traced program, on CPU.
 
-    Works under jit, vmap (one call per element), scan and rematerialisation. It has no derivative.
-    The function runs while XLA waits and may not call jax.
+    Works under jit, vmap (by default one call per element), scan and rematerialisation. It has no
+    derivative. The function runs while XLA waits and may not call jax.
 
     Args:
       function: a pure function of a module, which gets numpy views of the arguments (read-only)
         and of the results (not initialised), in this order.
       results: shapes and dtypes to fill.
       *arguments: arrays.
+      vmap_method: of `jax.ffi.ffi_call`: what the function gets under vmap.
 
     Raises:
       ValueError: another function of the same module and name was called before.
       XlaRuntimeError: the function raised; the message holds its traceback.
     """
-    call = jax.ffi.ffi_call(_register(function), tuple(results), vmap_method="sequential")
+    call = jax.ffi.ffi_call(_register(function), tuple(results), vmap_method=vmap_method)
     return list(call(*arguments))
 
 

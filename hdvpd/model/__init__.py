@@ -52,7 +52,7 @@ class Model(nnx.Module):
     def __init__(self, config: Config, scene: SceneSpec, *, rngs: nnx.Rngs):
         model = config.model
         learned = model.feature_dim - 3 * model.colors
-        self.unet = UNet(model.unet_channels, learned, rngs=rngs)
+        self.unet = UNet(model.unet_channels, learned, kernels=model.kernels, rngs=rngs)
         self.dynamics: AbstractDynamics = model.dynamics.make(model, scene, rngs=rngs)
         self.tracking = Tracking(scene.num_robot_points) if model.tracking else None
         self.renderer = Renderer(

@@ -1,0 +1,55 @@
+"""GELU for compiled host code, in operations of which compilers make vectors.
+
+The form of `jax.nn.gelu`: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). tanh is the rational
+approximation of Eigen and XLA (unsupported/../MathFunctionsImpl.h, generic_fast_tanh_float), within
+5e-7.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+
+from hdvpd.kernels.compiled import inlined_njit
+
+_F = np.float32
+_SCALE, _CUBE, _THREE, _HALF, _ONE = _F(0.7978845608), _F(0.044715), _F(0.134145), _F(0.5), _F(1)
+_LARGEST = _F(7.90531110763549805)
+_P1, _P3, _P5, _P7 = (
+    _F(4.89352455891786e-3),
+    _F(6.37261928875436e-4),
+    _F(1.48572235717979e-5),
+    _F(5.12229709037114e-8),
+)
+_P9, _P11, _P13 = _F(-8.60467152213735e-11), _F(2.00018790482477e-13), _F(-2.76076847742355e-16)
+_Q0, _Q2, _Q4, _Q6 = (
+    _F(4.89352518554385e-3),
+    _F(2.26843463243900e-3),
+    _F(1.18534705686654e-4),
+    _F(1.19825839466702e-6),
+)
+
+
+@inlined_njit()
+@no_type_check
+def _tanh(x):
+    x = x if x < _LARGEST else _LARGEST
+    x = x if x > -_LARGEST else -_LARGEST
+    y = x * x
+    p = _P1 + y * (_P3 + y * (_P5 + y * (_P7 + y * (_P9 + y * (_P11 + y * _P13)))))
+    return x * p / (_Q0 + y * (_Q2 + y * (_Q4 + y * _Q6)))
+
+
+@inlined_njit()
+@no_type_check
+def gelu(x):
+    """Return GELU of a number."""
+    return _HALF * x * (_ONE + _tanh(_SCALE * x * (_ONE + _CUBE * x * x)))
+
+
+@inlined_njit()
+@no_type_check
+def gelu_slope(x):
+    """Return the derivative of GELU."""
+    tanh = _tanh(_SCALE * x * (_ONE + _CUBE * x * x))
+    inner = _SCALE * (_ONE + _THREE * x * x)
+    return _HALF * (_ONE + tanh) + _HALF * x * (_ONE - tanh * tanh) * inner
