@@ -238,7 +238,7 @@ def dynamics_parts(
         (
             "local layer",
             counts.local_layer(rows, width, entries, hops),
-            lambda block, x, plan: x + block.local(block.norm_local(x), plan),
+            lambda block, x, plan: block.local.added(x, block.norm_local, plan),
         ),
     ):
         part = bench.part(name, needed, function, block, tokens, plan)

@@ -24,7 +24,10 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
+from hdvpd.dynamics.dense import added, normed
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.dense import on_host, relu_attention
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         self.settings = settings
         self.head_dim = dim // settings.num_heads
         self.seed = seed
+        self.kernels: Kernels = model.kernels
 
     def __call__(
         self, tokens: Float[JaxArray, "t d"], mask: Bool[Array, "t"], plan: Plan | None = None
@@ -116,6 +120,22 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
                 query, key, value, positive(self.raw_mask[...]), plan
             )
         return self.out(jnp.asarray(attended).reshape(num_tokens, latent_dim))
+
+    def added(
+        self,
+        tokens: Float[JaxArray, "t d"],
+        norm: nnx.LayerNorm,
+        mask: Bool[Array, "t"],
+        plan: Plan | None = None,
+    ) -> Float[JaxArray, "t d"]:
+        """Return tokens + update of norm(tokens); see `__call__`."""
+        plain = self.settings.mask is None and self.settings.feature_map == "relu"
+        layer = self.query_key_value
+        if not plain or layer.dtype is not None or not on_host(self.kernels, tokens):
+            return tokens + self(norm(tokens), mask, plan)
+        (together,) = normed(norm, [layer], tokens, self.kernels)
+        attended = relu_attention(together, mask, self.settings.num_heads)
+        return added(tokens, self.out, attended, self.kernels)
 
     def _features(
         self, query: Float[Array, "t a w"], key: Float[Array, "t a w"], mask: Bool[Array, "t"]

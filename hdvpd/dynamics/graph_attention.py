@@ -4,6 +4,7 @@ With graph random features it is the GRF Interlacer's (arXiv 2410.03462, App. C.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Generic
 
@@ -19,8 +20,10 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, require
+from hdvpd.dynamics.dense import added, normed
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
+from hdvpd.kernels.choice import Kernels
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,29 @@ class GraphAttention(AbstractLocalLayer[Plan]):
         initial = settings.mask.initial_raw(head_keys(rngs, 1)[0])
         self.raw_modulation = nnx.Param(jnp.asarray(initial))
         self.settings = settings
+        self.kernels: Kernels = model.kernels
 
     def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
-        num_tokens, latent_dim = tokens.shape
+        return self.out(self._attend([layer(tokens) for layer in self._projections], plan))
+
+    def added(
+        self, tokens: Float[JaxArray, "t d"], norm: nnx.LayerNorm, plan: Plan
+    ) -> Float[JaxArray, "t d"]:
+        """Return tokens + update of norm(tokens); see `AbstractLocalLayer`."""
+        projected = normed(norm, self._projections, tokens, self.kernels)
+        attended = self._attend(projected, plan)
+        return added(tokens, self.out, attended, self.kernels)
+
+    @property
+    def _projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear]:
+        return self.query, self.key, self.value
+
+    def _attend(self, projected: Sequence[Float[JaxArray, "t d"]], plan: Plan) -> JaxArray:
+        num_tokens, latent_dim = projected[0].shape
         heads = self.settings.num_heads
         query, key, value = (
-            layer(tokens).reshape(num_tokens, heads, latent_dim // heads)
-            for layer in (self.query, self.key, self.value)
+            part.reshape(num_tokens, heads, latent_dim // heads) for part in projected
         )
         parameters = positive(self.raw_modulation[...])
         attended = self.settings.mask.attend_heads(
@@ -98,4 +116,4 @@ class GraphAttention(AbstractLocalLayer[Plan]):
             jnp.broadcast_to(parameters, (heads, *parameters.shape)),
             plan,
         )
-        return self.out(jnp.asarray(attended).reshape(num_tokens, latent_dim))
+        return jnp.asarray(attended).reshape(num_tokens, latent_dim)

@@ -13,11 +13,13 @@ from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
 from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
+from hdvpd.dynamics.dense import added, normed
 from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
+from hdvpd.kernels.choice import Kernels
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")
@@ -90,6 +92,7 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
         self.norm_global = LayerNorm(dim, rngs=rngs)
         self.global_attention = GlobalAttention(settings.attention, model, seed=seed, rngs=rngs)
         self.norm_mlp = LayerNorm(dim, rngs=rngs)
+        self.kernels: Kernels = model.kernels
         self.mlp = Mlp(dim, settings.mlp_ratio * dim, dim, rngs=rngs)
         if settings.local is None:
             self.norm_local = self.local = None
@@ -119,7 +122,7 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
         if self.local is None or self.norm_local is None:
             return tokens
         with jax.named_scope("local"):
-            return tokens + self.local(self.norm_local(tokens), plan)
+            return self.local.added(tokens, self.norm_local, plan)
 
     def attended(
         self,
@@ -128,11 +131,15 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
         global_plan: MaskPlan | None = None,
     ) -> Float[JaxArray, "t d"]:
         """Return tokens after the global attention; see `__call__`."""
-        return tokens + self.global_attention(self.norm_global(tokens), mask, global_plan)
+        return self.global_attention.added(tokens, self.norm_global, mask, global_plan)
 
     def fed_forward(self, tokens: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
         """Return tokens after the MLP."""
-        return by_rows(lambda rows: rows + self.mlp(self.norm_mlp(rows)), tokens)
+        return by_rows(self._fed_forward, tokens)
+
+    def _fed_forward(self, rows: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
+        (hidden,) = normed(self.norm_mlp, [self.mlp.hidden], rows, self.kernels)
+        return added(rows, self.mlp.out, hidden, self.kernels, gelu=True)
 
 
 class Interlacer(AbstractDynamics):

@@ -20,6 +20,12 @@ class AbstractLocalLayer(nnx.Module, Generic[Plan]):
     def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
 
+    def added(
+        self, tokens: Float[JaxArray, "t d"], norm: nnx.LayerNorm, plan: Plan
+    ) -> Float[JaxArray, "t d"]:
+        """Return tokens + update of norm(tokens)."""
+        return tokens + self(norm(tokens), plan)
+
 
 @dataclass(frozen=True)
 class AbstractLocalSettings(Settings, abc.ABC, Generic[Plan]):

@@ -1,0 +1,64 @@
+"""Dense layers between a norm and a residual, as a transformer's blocks have them.
+
+With host code (`kernels/dense.py`) what stands before a layer is never written to memory.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hdvpd.basics.types import Float, JaxArray
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.dense import dense_added, norm_dense, on_host
+
+
+def normed(
+    norm: nnx.LayerNorm, layers: Sequence[nnx.Linear], x: Float[JaxArray, "t d"], kernels: Kernels
+) -> list[Float[JaxArray, "t n"]]:
+    """Return layer(norm(x)) for each of some layers.
+
+    Args:
+      norm: comes first.
+      layers: with or without bias.
+      x: rows.
+      kernels: compiled host code or plain JAX.
+    """
+    if layers[0].dtype is not None or not on_host(kernels, x):
+        x = norm(x)
+        return [layer(x) for layer in layers]
+    assert norm.scale is not None
+    assert norm.bias is not None
+    kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
+    bias = jnp.concatenate([_bias(layer) for layer in layers])
+    together = norm_dense(x, norm.scale[...], norm.bias[...], norm.epsilon, kernel, bias)
+    ends = np.cumsum([layer.out_features for layer in layers])[:-1]
+    return jnp.split(together, ends, axis=1)
+
+
+def added(
+    residual: Float[JaxArray, "t n"],
+    layer: nnx.Linear,
+    x: Float[JaxArray, "t d"],
+    kernels: Kernels,
+    *,
+    gelu: bool = False,
+) -> Float[JaxArray, "t n"]:
+    """Return residual + layer(x).
+
+    Args:
+      residual: rows.
+      layer: with or without bias.
+      x: rows.
+      kernels: compiled host code or plain JAX.
+      gelu: take GELU(x) in place of x.
+    """
+    if layer.dtype is not None or not on_host(kernels, x, residual):
+        return residual + layer(jax.nn.gelu(x) if gelu else x)
+    return dense_added(residual, x, layer.kernel[...], _bias(layer), gelu=gelu)
+
+
+def _bias(layer: nnx.Linear) -> Float[JaxArray, "n"]:
+    return jnp.zeros(layer.out_features) if layer.bias is None else layer.bias[...]

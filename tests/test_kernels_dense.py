@@ -1,0 +1,214 @@
+"""Dense layers and linear attention as host code, against plain formulas in float64."""
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numba
+import numpy as np
+import pytest
+import scenes
+
+from hdvpd.encoders import unet
+from hdvpd.kernels import convolution, dense, onednn
+from hdvpd.kernels.dense import dense_added, norm_dense, on_host, relu_attention
+from hdvpd.training.step import create_model, merge_model
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="oneDNN is not installed")
+
+EPSILON, LEAST = 1e-6, 1e-3
+# One block, several in one part, and several parts.
+ROWS = (1, 7, 300, 2500)
+
+
+def random(*shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def gelu(x):
+    return 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def plain_norm_dense(x, scale, offset, kernel, bias):
+    mean = x.mean(1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(1, keepdims=True)
+    normed = (x - mean) / jnp.sqrt(variance + EPSILON)
+    return (normed * scale[None] + offset[None]) @ kernel + bias[None]
+
+
+def plain_attention(together, mask, num_heads):
+    """Divide, for every token and head, two sums over all real tokens."""
+    width = together.shape[1] // 3
+    each, results = width // num_heads, []
+    for head in range(num_heads):
+        query, key, value = (
+            together[:, part * width + head * each : part * width + (head + 1) * each]
+            for part in range(3)
+        )
+        weights = (jax.nn.relu(query / np.sqrt(each)) + LEAST) @ (jax.nn.relu(key) + LEAST).T
+        weights = weights * mask[None]
+        total = weights.sum(1, keepdims=True)
+        results.append(weights @ value / jnp.where(total > 0, total, 1))
+    return jnp.concatenate(results, axis=1)
+
+
+def host_norm_dense(x, scale, offset, kernel, bias):
+    return norm_dense(x, scale, offset, EPSILON, kernel, bias)
+
+
+FORMS = {
+    "norm": (host_norm_dense, plain_norm_dense, lambda t: [(t, 12), (12,), (12,), (12, 20), (20,)]),
+    "added": (
+        dense_added,
+        lambda r, x, w, b: r + x @ w + b[None],
+        lambda t: [(t, 9), (t, 16), (16, 9), (9,)],
+    ),
+    "gelu, added": (
+        functools.partial(dense_added, gelu=True),
+        lambda r, x, w, b: r + gelu(x) @ w + b[None],
+        lambda t: [(t, 9), (t, 16), (16, 9), (9,)],
+    ),
+}
+
+
+def result_and_gradients(function, arguments, bar):
+    result, back = jax.vjp(function, *arguments)
+    return [result, *back(bar)]
+
+
+def in_float64(function, arguments, bar):
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x, jnp.float64) for x in (*arguments, bar)]
+        found = result_and_gradients(function, arrays[:-1], arrays[-1])
+        return [np.asarray(x) for x in found]
+
+
+def assert_near(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = max(np.abs(theirs).max(initial=0), 1e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_layers_and_gradients_equal_formulas_in_float64(form, rows):
+    host, plain, shapes = FORMS[form]
+    *arguments, bar = random(*shapes(rows), (rows, shapes(rows)[-1][0]))
+    found = jax.jit(functools.partial(result_and_gradients, host))(arguments, bar)
+    assert_near(found, in_float64(plain, arguments, bar))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, share):
+    together, bar = random((rows, 24), (rows, 8))
+    mask = np.random.default_rng(1).random(rows) < share
+    host = functools.partial(relu_attention, mask=mask, num_heads=heads)
+    plain = functools.partial(plain_attention, mask=mask, num_heads=heads)
+    found = jax.jit(functools.partial(result_and_gradients, host))([together], bar)
+    assert_near(found, in_float64(plain, [together], bar))
+    if share == 0:
+        assert all((x == 0).all() for x in found)
+
+
+def test_a_constant_row_has_a_finite_gradient():
+    arguments = random((3, 12), (12,), (12,), (12, 5), (5,))
+    arguments[0][1] = 7.0
+    found = result_and_gradients(host_norm_dense, arguments, np.ones((3, 5), np.float32))
+    assert all(np.isfinite(x).all() for x in found)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_mapped_is_one_after_another(shared):
+    num, shapes = 3, [(40, 12), (12,), (12,), (12, 5), (5,)]
+    arguments = random(*[(num, *shape) for shape in shapes])
+    axes = [0] * 5
+    if shared:
+        arguments = [arguments[0], *(x[0] for x in arguments[1:])]
+        axes = [0, None, None, None, None]
+    (bar,) = random((num, 40, 5), seed=1)
+    run = functools.partial(result_and_gradients, host_norm_dense)
+    mapped = jax.jit(jax.vmap(run, in_axes=(axes, 0)))(arguments, bar)
+    for i in range(num):
+        single = [x if axis is None else x[i] for x, axis in zip(arguments, axes, strict=True)]
+        for ours, theirs in zip(mapped, run(single, bar[i]), strict=True):
+            np.testing.assert_array_equal(ours[i], theirs)
+
+
+def test_mapped_attention_is_one_after_another():
+    together, bar = random((2, 40, 24), (2, 40, 8))
+    masks = np.random.default_rng(1).random((2, 40)) < 0.5
+
+    def run(together, mask, bar):
+        return result_and_gradients(lambda x: relu_attention(x, mask, 2), [together], bar)
+
+    mapped = jax.jit(jax.vmap(run))(together, masks, bar)
+    for i in range(2):
+        for ours, theirs in zip(mapped, run(together[i], masks[i], bar[i]), strict=True):
+            np.testing.assert_array_equal(ours[i], theirs)
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    arguments = random((5000, 24), (24,), (24,), (24, 24), (24,))
+    (bar,) = random((5000, 8), seed=1)
+
+    def run():
+        def both(*arguments):
+            return relu_attention(host_norm_dense(*arguments), np.ones(5000, bool), 2)
+
+        return [np.asarray(x) for x in result_and_gradients(both, arguments, bar)]
+
+    many = run()
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        one = run()
+    finally:
+        numba.set_num_threads(before)
+    for ours, theirs in zip(many, one, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
+    batch = scenes.make_batch(2, 4, 12, 16)
+    for module, name in ((dense, "ROWS"), (convolution, "PRODUCTS"), (unet, "NORMED")):
+        monkeypatch.setattr(module, f"LEAST_{name}", 1)
+
+    def slopes(host):
+        model = {"kernels": "host", "knn": "kdtree"}
+        graphdef, params = create_model(scenes.tiny_config(model=model), scenes.SCENE)
+        monkeypatch.setattr(onednn, "available", lambda: host)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(params):
+            return merge_model(graphdef, params).loss(batch, jax.random.key(1)).mean()
+
+        program = loss.lower(params)
+        called = {
+            module
+            for module in ("dense_host", "linear_attention_host", "convolution_host", "group_norm")
+            if module in program.as_text()
+        }
+        return *loss(params), called
+
+    ours, our_bars, used = slopes(host=True)
+    theirs, their_bars, unused = slopes(host=False)
+    assert len(used) == 4
+    assert not unused
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    bars = [jax.flatten_util.ravel_pytree(x)[0] for x in (our_bars, their_bars)]
+    assert np.linalg.norm(bars[0] - bars[1]) < 1e-3 * np.linalg.norm(bars[1])
+
+
+def test_host_code_is_for_many_rows_of_float32_with_the_library(monkeypatch):
+    many = jnp.zeros((dense.LEAST_ROWS, 2))
+    assert on_host("host", many)
+    assert not on_host("xla", many)
+    assert not on_host("host", many[1:])
+    assert not on_host("host", many.astype(jnp.bfloat16))
+    monkeypatch.setattr(onednn, "available", lambda: False)
+    assert not on_host("host", many)
