@@ -60,7 +60,7 @@ def perceptron():
 
 
 def unet():
-    graphdef, params = scenes.random_params(lambda: UNet((32, 64), 16, rngs=Keys(0)))
+    graphdef, params = scenes.random_params(lambda: UNet((32, 64), 16, kernels="xla", rngs=Keys(0)))
     image = zeros(1, 64, 96, 3)
     found = operations(lambda p: scenes.apply(graphdef, p)(image), params)
     return found, counts.unet(1, 64, 96, (32, 64), 16)
