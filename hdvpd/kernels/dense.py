@@ -13,7 +13,7 @@ from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
 
-LEAST_ROWS = 8192
+LEAST_ROWS = 2048
 """Fewer are left to XLA, which is then as fast."""
 
 
