@@ -35,10 +35,7 @@ _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 # Programs that run at the same time, such as those of several plans, wait for no lock of Python's.
 compiled_njit = functools.partial(njit, cache=True, nogil=True, error_model="numpy")
 """Compile."""
-# What is not a loop of `prange`, such as the sum of a few rows, is not worth the waking of threads.
-_NOT_PARALLEL = ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil")
-_LOOPS: Any = {"prange": True, **dict.fromkeys(_NOT_PARALLEL, False)}
-exact_parallel_njit = functools.partial(compiled_njit, parallel=_LOOPS)
+exact_parallel_njit = functools.partial(compiled_njit, parallel=True)
 """Compile for all cores; results do not depend on their number if each writes rows of its own."""
 # Reassociation lets the dot products vectorise; infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz"}
