@@ -121,8 +121,8 @@ def _backward(
         kernel_bar[row] = 0
         for part in range(parts):
             _add(kernel_bars[part, row], kernel_bar[row])
-    norm_bar[:] = norm_bars.sum(0)
-    bias_bar[:] = bias_bars.sum(0)
+    _add_parts(norm_bars, norm_bar)
+    _add_parts(bias_bars, bias_bar)
 
 
 @fast_njit()
@@ -201,6 +201,13 @@ def _moments(row, epsilon):
     for column in range(row.shape[0]):
         squares += (row[column] - mean) * (row[column] - mean)
     return mean, np.float32(1) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+
+
+@fast_njit()
+@no_type_check
+def _add_parts(parts, total):
+    # By one thread: numba would wake all for this in a parallel function.
+    total[:] = parts.sum(0)
 
 
 @fast_njit()

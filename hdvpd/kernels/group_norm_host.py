@@ -66,15 +66,7 @@ def _forward(
         image, part = index // _PARTS, index % _PARTS
         begin, end = part * pixels // _PARTS, (part + 1) * pixels // _PARTS
         _add_moments(x[image, begin:end], bias, sums[image, part])
-    width = channels // groups
-    for image in range(images):
-        for first in range(0, channels, width):
-            group = slice(first, first + width)
-            middle = sums[image, :, 0, group].sum() / (pixels * width)
-            square = sums[image, :, 1, group].sum() / (pixels * width)
-            mean[image, group] = middle
-            variance = max(square - middle * middle, 0.0)
-            deviation[image, group] = 1 / np.sqrt(variance + epsilon)
+    _group_moments(sums, pixels, groups, epsilon, mean, deviation)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         begin, end = part * pixels // _PARTS, (part + 1) * pixels // _PARTS
@@ -111,14 +103,7 @@ def _backward(
         _deactivate(x[image, rows], slope * scale, shift * scale + offset, result_bar[image, rows],
                     normed_bar)  # fmt: skip
         _add_products(x[image, rows], slope, shift, normed_bar, sums[image, part])
-    width = channels // groups
-    means = np.empty((images, 2, channels), np.float32)
-    for image in range(images):
-        for first in range(0, channels, width):
-            group = slice(first, first + width)
-            for which in range(2):
-                weighted = sums[image, :, which, group].sum(0) * scale[group]
-                means[image, which, group] = weighted.sum() / (pixels * width)
+    means = _group_means(sums, pixels, groups, scale)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         rows = slice(part * pixels // _PARTS, (part + 1) * pixels // _PARTS)
@@ -127,9 +112,49 @@ def _backward(
         along = means[image, 1] * slope * slope
         rest = means[image, 0] * slope + (bias - mean[image]) * along
         _finish(x[image, rows], scale * slope, along, rest, x_bar[image, rows], sums[image, part])
-    offset_bar[:] = sums[:, :, 0].sum(0).sum(0)
-    scale_bar[:] = sums[:, :, 1].sum(0).sum(0)
-    bias_bar[:] = sums[:, :, 2].sum(0).sum(0)
+    _add_parts(sums[:, :, 0], offset_bar)
+    _add_parts(sums[:, :, 1], scale_bar)
+    _add_parts(sums[:, :, 2], bias_bar)
+
+
+# What follows is too little for several threads, which numba would wake for every sum of an array.
+
+
+@fast_njit()
+@no_type_check
+def _group_moments(sums, pixels, groups, epsilon, mean, deviation):
+    images, channels = mean.shape
+    width = channels // groups
+    for image in range(images):
+        for first in range(0, channels, width):
+            group = slice(first, first + width)
+            middle = sums[image, :, 0, group].sum() / (pixels * width)
+            square = sums[image, :, 1, group].sum() / (pixels * width)
+            mean[image, group] = middle
+            variance = max(square - middle * middle, 0.0)
+            deviation[image, group] = 1 / np.sqrt(variance + epsilon)
+
+
+@fast_njit()
+@no_type_check
+def _group_means(sums, pixels, groups, scale):
+    """Return the means of a group's cotangents, and of those times what they belong to."""
+    images, _, _, channels = sums.shape
+    width = channels // groups
+    means = np.empty((images, 2, channels), np.float32)
+    for image in range(images):
+        for first in range(0, channels, width):
+            group = slice(first, first + width)
+            for which in range(2):
+                weighted = sums[image, :, which, group].sum(0) * scale[group]
+                means[image, which, group] = weighted.sum() / (pixels * width)
+    return means
+
+
+@fast_njit()
+@no_type_check
+def _add_parts(sums, total):
+    total[:] = sums.sum(0).sum(0)
 
 
 @fast_njit()

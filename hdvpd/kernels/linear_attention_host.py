@@ -86,8 +86,8 @@ def _forward(
                 add_transposed_product(
                     keys[:, columns], qkv[begin:end, values], 1, summaries[part, head]
                 )
-    summary[:] = summaries.sum(0)
-    total[:] = totals.sum(0).reshape(heads, each_width)
+    _add_parts(summaries, summary)
+    _add_parts(totals.reshape(parts, heads, each_width), total)
     scale = np.float32(1 / np.sqrt(each_width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
@@ -148,7 +148,10 @@ def _to_queries(
                 columns = slice(head * each_width, (head + 1) * each_width)
                 add_product_transposed(divided[:, columns], summary[head], 1, sums[:, columns])
             _undo_features(qkv[begin:end], 0, scale, sums, qkv_bar[begin:end])
-    return summaries.sum(0), totals.sum(0)
+    summary_bar, total_bar = np.empty_like(summary), np.empty(width, np.float32)
+    _add_parts(summaries, summary_bar)
+    _add_parts(totals, total_bar)
+    return summary_bar, total_bar
 
 
 @parallel_njit()
@@ -184,6 +187,13 @@ def _to_keys_and_values(
                 add_product(keys[:, columns], summary_bar[head], 0, qkv_bar[begin:end, values])
             _weigh(share[begin:end], bar)
             _undo_features(qkv[begin:end], width, np.float32(1), bar, qkv_bar[begin:end])
+
+
+@fast_njit()
+@no_type_check
+def _add_parts(parts, total):
+    # By one thread: numba would wake all for this in a parallel function.
+    total[:] = parts.sum(0)
 
 
 @fast_njit()
