@@ -80,3 +80,22 @@ def group_by(targets: np.ndarray, used: np.ndarray, slots: np.ndarray, offsets: 
                 target = targets[row, column]
                 slots[position[target]] = row * width + column
                 position[target] += 1
+
+
+@fast_njit()
+@no_type_check
+def add_rows(rows: np.ndarray, total: np.ndarray) -> None:
+    """Add all rows to a total."""
+    for row in range(rows.shape[0]):
+        for column in range(rows.shape[1]):
+            total[column] += rows[row, column]
+
+
+@fast_njit()
+@no_type_check
+def add_parts(parts: np.ndarray, total: np.ndarray) -> None:
+    """Fill in the sum along the first axis, by one thread.
+
+    In a parallel function itself, numba would wake all threads for it.
+    """
+    total[:] = parts.sum(0)

@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, add_rows, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
@@ -114,15 +114,15 @@ def _backward(
             block = space[: end - begin]
             _prepare(before, x[begin:end], norm, epsilon, block)
             add_transposed_product(block, result_bar[begin:end], 1, kernel_bars[part])
-            _add_rows(result_bar[begin:end], bias_bars[part])
+            add_rows(result_bar[begin:end], bias_bars[part])
             add_product_transposed(result_bar[begin:end], kernel, 0, block)
             _undo(before, x[begin:end], norm, epsilon, block, x_bar[begin:end], norm_bars[part])
     for row in prange(kernel.shape[0]):
         kernel_bar[row] = 0
         for part in range(parts):
             _add(kernel_bars[part, row], kernel_bar[row])
-    _add_parts(norm_bars, norm_bar)
-    _add_parts(bias_bars, bias_bar)
+    add_parts(norm_bars, norm_bar)
+    add_parts(bias_bars, bias_bar)
 
 
 @fast_njit()
@@ -205,21 +205,6 @@ def _moments(row, epsilon):
 
 @fast_njit()
 @no_type_check
-def _add_parts(parts, total):
-    # By one thread: numba would wake all for this in a parallel function.
-    total[:] = parts.sum(0)
-
-
-@fast_njit()
-@no_type_check
 def _add(row, total):
     for column in range(total.shape[0]):
         total[column] += row[column]
-
-
-@fast_njit()
-@no_type_check
-def _add_rows(rows, total):
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            total[column] += rows[row, column]

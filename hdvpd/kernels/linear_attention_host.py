@@ -9,7 +9,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, add_rows, fast_njit, parallel_njit
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
@@ -79,15 +79,15 @@ def _forward(
             keys = space[: end - begin]
             _features(qkv[begin:end], width, np.float32(1), least, keys)
             _weigh(share[begin:end], keys)
-            _add_rows(keys, totals[part])
+            add_rows(keys, totals[part])
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
                 add_transposed_product(
                     keys[:, columns], qkv[begin:end, values], 1, summaries[part, head]
                 )
-    _add_parts(summaries, summary)
-    _add_parts(totals.reshape(parts, heads, each_width), total)
+    add_parts(summaries, summary)
+    add_parts(totals.reshape(parts, heads, each_width), total)
     scale = np.float32(1 / np.sqrt(each_width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
@@ -149,8 +149,8 @@ def _to_queries(
                 add_product_transposed(divided[:, columns], summary[head], 1, sums[:, columns])
             _undo_features(qkv[begin:end], 0, scale, sums, qkv_bar[begin:end])
     summary_bar, total_bar = np.empty_like(summary), np.empty(width, np.float32)
-    _add_parts(summaries, summary_bar)
-    _add_parts(totals, total_bar)
+    add_parts(summaries, summary_bar)
+    add_parts(totals, total_bar)
     return summary_bar, total_bar
 
 
@@ -191,13 +191,6 @@ def _to_keys_and_values(
 
 @fast_njit()
 @no_type_check
-def _add_parts(parts, total):
-    # By one thread: numba would wake all for this in a parallel function.
-    total[:] = parts.sum(0)
-
-
-@fast_njit()
-@no_type_check
 def _features(qkv, first, scale, least, features):
     """Fill in ReLU of the columns from `first` on, scaled, and a little."""
     for row in range(features.shape[0]):
@@ -224,14 +217,6 @@ def _weigh(share, rows):
         factor = share[row]
         for column in range(rows.shape[1]):
             rows[row, column] *= factor
-
-
-@fast_njit()
-@no_type_check
-def _add_rows(rows, total):
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            total[column] += rows[row, column]
 
 
 @fast_njit()
