@@ -106,7 +106,7 @@ def test_layers_and_gradients_equal_formulas_in_float64(form, rows):
 def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, share):
     together, bar = random((rows, 24), (rows, 8))
     mask = np.random.default_rng(1).random(rows) < share
-    host = functools.partial(relu_attention, mask=mask, num_heads=heads)
+    host = functools.partial(relu_attention, mask=mask, num_heads=heads, least=LEAST)
     plain = functools.partial(plain_attention, mask=mask, num_heads=heads)
     found = jax.jit(functools.partial(result_and_gradients, host))([together], bar)
     assert_near(found, in_float64(plain, [together], bar))
@@ -143,7 +143,7 @@ def test_mapped_attention_is_one_after_another():
     masks = np.random.default_rng(1).random((2, 40)) < 0.5
 
     def run(together, mask, bar):
-        return result_and_gradients(lambda x: relu_attention(x, mask, 2), [together], bar)
+        return result_and_gradients(lambda x: relu_attention(x, mask, 2, LEAST), [together], bar)
 
     mapped = jax.jit(jax.vmap(run))(together, masks, bar)
     for i in range(2):
@@ -157,7 +157,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
 
     def run():
         def both(*arguments):
-            return relu_attention(host_norm_dense(*arguments), np.ones(5000, bool), 2)
+            return relu_attention(host_norm_dense(*arguments), np.ones(5000, bool), 2, LEAST)
 
         return [np.asarray(x) for x in result_and_gradients(both, arguments, bar)]
 

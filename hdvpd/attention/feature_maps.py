@@ -15,9 +15,13 @@ from hdvpd.basics.types import Array, Bool, Float, PRNGKey
 _EPS = 1e-6
 
 
+RELU_LEAST = 1e-3
+"""Of a ReLU feature."""
+
+
 def relu_features(x: Float[Array, "*batch m"]) -> Float[Array, "*batch m"]:
     """Map to positive features, relu(x) + 1e-3, so that attention sums cannot vanish."""
-    return jax.nn.relu(x) + 1e-3
+    return jax.nn.relu(x) + RELU_LEAST
 
 
 def elu_features(x: Float[Array, "*batch m"]) -> Float[Array, "*batch m"]:

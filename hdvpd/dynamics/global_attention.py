@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from hdvpd.attention.feature_maps import (
+    RELU_LEAST,
     elu_features,
     favor_features,
     orthogonal_gaussian,
@@ -134,7 +135,7 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         if not plain or layer.dtype is not None or not on_host(self.kernels, tokens):
             return tokens + self(norm(tokens), mask, plan)
         (together,) = normed(norm, [layer], tokens, self.kernels)
-        attended = relu_attention(together, mask, self.settings.num_heads)
+        attended = relu_attention(together, mask, self.settings.num_heads, RELU_LEAST)
         return added(tokens, self.out, attended, self.kernels)
 
     def _features(

@@ -11,7 +11,7 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.kernels import dense_host, linear_attention_host, onednn
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import host_call
+from hdvpd.kernels.host import fill_each
 
 LEAST_ROWS = 2048
 """Fewer are left to XLA, which is then as fast."""
@@ -73,7 +73,10 @@ def dense_added(
 
 
 def relu_attention(
-    queries_keys_values: Float[JaxArray, "t w"], mask: Bool[Array, "t"], num_heads: int
+    queries_keys_values: Float[JaxArray, "t w"],
+    mask: Bool[Array, "t"],
+    num_heads: int,
+    least: float,
 ) -> Float[JaxArray, "t d"]:
     """Return `attention.linear.linear_attention` of ReLU features.
 
@@ -81,16 +84,17 @@ def relu_attention(
       queries_keys_values: w = 3 d, beside each other, each of all heads beside each other.
       mask: real tokens.
       num_heads: heads.
+      least: added to ReLU.
     """
     share = mask / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
-    return _attend(num_heads, queries_keys_values, share)
+    return _attend((num_heads, least), queries_keys_values, share)
 
 
 def _forward(settings, moving, fixed):
     x, norm, residual, kernel, bias = moving
     before, epsilon = _numbers(*settings)
     arguments = (before, x, norm, epsilon, residual, kernel, bias)
-    return _on_host(dense_host.forward, [(x.shape[0], kernel.shape[1])], *arguments)[0], None
+    return fill_each(dense_host.forward, [(x.shape[0], kernel.shape[1])], *arguments)[0], None
 
 
 def _backward(settings, moving, fixed, saved, result_bar):
@@ -98,33 +102,29 @@ def _backward(settings, moving, fixed, saved, result_bar):
     before, epsilon = _numbers(*settings)
     shapes = [x.shape, norm.shape, kernel.shape, bias.shape]
     arguments = (before, x, norm, epsilon, kernel, result_bar)
-    x_bar, norm_bar, kernel_bar, bias_bar = _on_host(dense_host.backward, shapes, *arguments)
+    x_bar, norm_bar, kernel_bar, bias_bar = fill_each(dense_host.backward, shapes, *arguments)
     residual_bar = result_bar if residual.shape[0] else residual
     return x_bar, norm_bar, residual_bar, kernel_bar, bias_bar
 
 
-def _attention_forward(num_heads, moving, fixed):
+def _attention_forward(settings, moving, fixed):
+    num_heads, (_, least) = settings[0], _numbers(*settings)
     rows, width = moving.shape[0], moving.shape[1] // 3
     each = width // num_heads
     shapes = [(rows, width), (num_heads, each, each), (num_heads, each)]
-    result, *sums = _on_host(linear_attention_host.forward, shapes, moving, fixed, _LEAST)
+    result, *sums = fill_each(linear_attention_host.forward, shapes, moving, fixed, least)
     return result, sums
 
 
-def _attention_backward(num_heads, moving, fixed, sums, result_bar):
-    arguments = (moving, fixed, _LEAST, *sums, result_bar)
-    return _on_host(linear_attention_host.backward, [moving.shape], *arguments)[0]
+def _attention_backward(settings, moving, fixed, sums, result_bar):
+    _, least = _numbers(*settings)
+    arguments = (moving, fixed, least, *sums, result_bar)
+    return fill_each(linear_attention_host.backward, [moving.shape], *arguments)[0]
 
 
-def _numbers(before, epsilon):
-    return np.asarray(before, np.int32), np.asarray(epsilon, np.float32)
+def _numbers(whole, real):
+    return np.asarray(whole, np.int32), np.asarray(real, np.float32)
 
 
-def _on_host(function, shapes, *arguments):
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return host_call(function, results, *arguments, vmap_method="expand_dims")
-
-
-_LEAST = np.asarray(1e-3, np.float32)
 _dense = differentiable(_forward, _backward)
 _attend = differentiable(_attention_forward, _attention_backward)

@@ -39,6 +39,20 @@ def host_call(
     return list(jax.pure_callback(on_host, tuple(results), *arguments, vmap_method=vmap_method))
 
 
+def fill_each(
+    function: Callable[..., None], shapes: Sequence[tuple[int, ...]], *arguments: Any
+) -> list[jax.Array]:
+    """Call a function that goes through what vmap maps by itself, by `each`; see `host_call`.
+
+    Args:
+      function: as of `host_call`; under vmap its arguments have further axes in front.
+      shapes: of its results, in float32.
+      *arguments: arrays.
+    """
+    results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    return host_call(function, results, *arguments, vmap_method="expand_dims")
+
+
 def each(ranks: int | Sequence[int], *arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
     """Yield views for every place along the axes that vmap's "expand_dims" has put in front.
 

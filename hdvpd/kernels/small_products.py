@@ -33,30 +33,28 @@ _sgemm = types.ExternalFunction(
 @no_type_check
 def add_product(a, b, share, result):
     """Set result to share * result + a b. Rows must be without gaps, and may lie apart."""
-    _sgemm(
-        _PLAIN, _PLAIN, result.shape[0], result.shape[1], a.shape[1], np.float32(1.0),
-        a.ctypes.data, a.strides[0] // 4, b.ctypes.data, b.strides[0] // 4, np.float32(share),
-        result.ctypes.data, result.strides[0] // 4,
-    )  # fmt: skip
+    _add(_PLAIN, a, _PLAIN, b, a.shape[1], share, result)
 
 
 @fast_njit()
 @no_type_check
 def add_product_transposed(a, b, share, result):
     """Set result to share * result + a b^T; see `add_product`."""
-    _sgemm(
-        _PLAIN, _TRANSPOSED, result.shape[0], result.shape[1], a.shape[1], np.float32(1.0),
-        a.ctypes.data, a.strides[0] // 4, b.ctypes.data, b.strides[0] // 4, np.float32(share),
-        result.ctypes.data, result.strides[0] // 4,
-    )  # fmt: skip
+    _add(_PLAIN, a, _TRANSPOSED, b, a.shape[1], share, result)
 
 
 @fast_njit()
 @no_type_check
 def add_transposed_product(a, b, share, result):
     """Set result to share * result + a^T b; see `add_product`."""
+    _add(_TRANSPOSED, a, _PLAIN, b, a.shape[0], share, result)
+
+
+@fast_njit()
+@no_type_check
+def _add(how_a, a, how_b, b, inner, share, result):
     _sgemm(
-        _TRANSPOSED, _PLAIN, result.shape[0], result.shape[1], a.shape[0], np.float32(1.0),
+        how_a, how_b, result.shape[0], result.shape[1], inner, np.float32(1.0),
         a.ctypes.data, a.strides[0] // 4, b.ctypes.data, b.strides[0] // 4, np.float32(share),
         result.ctypes.data, result.strides[0] // 4,
     )  # fmt: skip
