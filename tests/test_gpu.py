@@ -47,8 +47,8 @@ def with_rules():
     )
 
 
-def slopes(config, batch, device):
-    """Return the loss of a batch and its gradient."""
+def make_slopes(config, device):
+    """Return a function that returns the loss of a batch and its gradient."""
     graphdef, params = create_model(config, scenes.SCENE)
 
     @jax.jit
@@ -56,25 +56,32 @@ def slopes(config, batch, device):
     def loss(params, batch):
         return merge_model(graphdef, params).loss(batch, jax.random.key(1)).mean()
 
-    arguments = jax.device_put((params, batch), device)
-    with jax.default_device(device), jax.default_matmul_precision("highest"):
-        return jax.device_get(loss(*arguments))
+    def slopes(batch):
+        with jax.default_device(device), jax.default_matmul_precision("highest"):
+            return jax.device_get(loss(*jax.device_put((params, batch), device)))
+
+    return slopes
 
 
 @pytest.mark.parametrize("make", [published, with_rules])
 def test_a_loss_and_its_gradient_are_those_of_the_host(make):
     batch, config = scenes.make_batch(2, 4, 12, 16), make()
-    on_gpu = slopes(config, batch, jax.devices()[0])
+    slopes = make_slopes(config, jax.devices()[0])
     model = dataclasses.replace(config.model, kernels="host", knn="kdtree")
-    config, cpu = dataclasses.replace(config, model=model), jax.devices("cpu")[0]
-    on_host = slopes(config, batch, cpu)
+    config = dataclasses.replace(config, model=model)
+    on_gpu, on_host = slopes(batch), make_slopes(config, jax.devices("cpu")[0])(batch)
     np.testing.assert_allclose(on_gpu[0], on_host[0], rtol=1e-4)
     if make is published:  # in so small a scene the rules leave no gradient
-        # A tenth of a micrometre in depth changes what a ray meets, and the gradient by 1.6 %.
-        depth_m = batch.frames.depth_m * np.float32(1 + 2**-22)
-        frames = dataclasses.replace(batch.frames, depth_m=depth_m)
-        moved = slopes(config, dataclasses.replace(batch, frames=frames), cpu)
-        assert far_apart(on_gpu[1], on_host[1]) < 2 * far_apart(moved[1], on_host[1]) + 1e-3
+        # Half a micrometre in depth decides what a ray meets: on a CPU gradients are up to 1.5 %
+        # apart, where losses are the same to 1e-6. What rounds differently is no farther.
+        rng, apart = np.random.default_rng(0), []
+        for _ in range(8):
+            shift = rng.uniform(-1, 1, batch.frames.depth_m.shape) * 2**-21
+            depth_m = (batch.frames.depth_m * (1 + shift)).astype(np.float32)
+            frames = dataclasses.replace(batch.frames, depth_m=depth_m)
+            moved = slopes(dataclasses.replace(batch, frames=frames))
+            apart.append(far_apart(moved[1], on_gpu[1]))
+        assert far_apart(on_gpu[1], on_host[1]) < 2 * max(apart)
 
 
 def test_a_search_at_the_paper_s_size_is_that_of_the_tree():

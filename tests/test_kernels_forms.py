@@ -5,6 +5,7 @@ Programs are translated for CUDA, values and gradients, which needs no GPU.
 
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from hdvpd.attention.sampled_walks import sample_walks
 from hdvpd.basics.layers import Keys
 from hdvpd.kernels import walk_attention_pallas
 from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.choice import use_gpu_kernels, use_host_kernels
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import exact_walks
@@ -153,6 +155,24 @@ def test_setting_of_the_model_reaches_the_masks_of_its_layers(learned):
     names = called(program("host", "kdtree").trace(tokens).lower().as_text())
     assert any("kdtree" in name for name in names)
     assert any("_host.multiply" in name or "_host.follow" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "expected"),
+    [
+        ("cpu", "cpu", (True, False)),
+        ("gpu", "NVIDIA H100 80GB HBM3", (False, True)),
+        ("gpu", "gfx942", (False, False)),
+        ("tpu", "TPU v5 lite", (False, False)),
+    ],
+)
+def test_the_device_decides_which_form_runs(monkeypatch, backend, kind, expected):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    for kernels, (on_host, on_gpu) in {
+        "auto": expected, "host": (True, False), "xla": (False, False), "pallas": (False, True)
+    }.items():  # fmt: skip
+        assert (use_host_kernels(kernels), use_gpu_kernels(kernels)) == (on_host, on_gpu)
 
 
 # jax 0.11 says that it will drop this way to a GPU.

@@ -3,7 +3,7 @@
 Points are cut along their widest axis into parts of equally many, again and again, queries
 likewise. A group of queries looks into the boxes of points nearest to it, a few at a time, until
 the next is farther than what each of its queries has found. That is what a search in a k-d tree
-does, here for all queries of a group together and in arrays of static shape. The last few groups,
+does, here for all queries of a group together and in arrays of static shape. The last few queries,
 of points far apart, are compared with all points. Distances are held for one pass at a time.
 """
 
@@ -21,12 +21,12 @@ _SIZE = 32
 _PASS_ENTRIES = 1 << 25
 # Boxes looked into at a time.
 _BOXES = 8
-# A round costs what it does for all groups, however few are left. After so many, or when the last
+# A round costs what it does for all queries, however few are left. After so many, or when the last
 # has finished less than half and comparing the rest with all points costs no more than so many,
 # that is done instead.
 _ROUNDS, _COST = 16, 8
 _NO_ROW = jnp.iinfo(jnp.int32).max
-Found = tuple[Float[JaxArray, "g size k"], Int[JaxArray, "g size k"]]
+Found = tuple[Float[JaxArray, "*queries k"], Int[JaxArray, "*queries k"]]
 State = tuple[
     Found, Float[JaxArray, "g"], Int[JaxArray, "g"], Float[JaxArray, "2"], Int[JaxArray, ""]
 ]
@@ -82,15 +82,19 @@ def search(
     entries = max(size * _BOXES * boxes.rows.shape[1], boxes.rows.shape[0])
     while passes < count and count // passes * entries > _PASS_ENTRIES:
         passes *= 2
-    groups = jax.tree.map(lambda x: x.reshape(passes, count // passes, *x.shape[1:]), groups)
-    found = jax.lax.map(functools.partial(_search_groups, boxes=boxes, k=k, reach=reach), groups)
-    squared, rows = (x.reshape(-1, k) for x in found)
+    passed = jax.tree.map(lambda x: x.reshape(passes, count // passes, *x.shape[1:]), groups)
+    look = functools.partial(_search_groups, boxes=boxes, k=k, reach=reach)
+    # From here on query by query, in the order of the groups.
+    squared, rows, left = (x.reshape(count * size, *x.shape[3:]) for x in jax.lax.map(look, passed))
+    squared, rows = _compare_rest(groups.points.reshape(-1, 3), (squared, rows), left, boxes)
+    farthest, nearest = (jnp.float32(distance) ** 2 for distance in reach)
+    missing = (squared > farthest) | (squared[:, :1] > nearest) | (squared == jnp.inf)
     # Back in the order of the queries; what filled the last group has no row.
-    places = groups.rows.reshape(-1)
-    rows = jnp.where(squared < jnp.inf, rows, 0)
+    distances = jnp.where(missing, jnp.inf, jnp.sqrt(squared))
+    rows, places = jnp.where(missing, 0, rows), groups.rows.reshape(-1)
     return (
         jnp.zeros((num_queries, k), jnp.int32).at[places].set(rows, mode="drop"),
-        jnp.full((num_queries, k), jnp.inf).at[places].set(jnp.sqrt(squared), mode="drop"),
+        jnp.full((num_queries, k), jnp.inf).at[places].set(distances, mode="drop"),
     )
 
 
@@ -132,35 +136,43 @@ def _bounded(points: Float[JaxArray, "n 3"], rows: Int[JaxArray, "boxes size"]) 
     )
 
 
-def _search_groups(groups: Boxes, *, boxes: Boxes, k: int, reach: tuple[float, float]) -> Found:
-    """Return squared distances [m^2] and rows of the k nearest points of every query of groups."""
+def _search_groups(
+    groups: Boxes, *, boxes: Boxes, k: int, reach: tuple[float, float]
+) -> tuple[Float[JaxArray, "g size k"], Int[JaxArray, "g size k"], Bool[JaxArray, "g size"]]:
+    """Look into the boxes nearest to every group, for as long as that is worth it.
+
+    Returns:
+      Squared distances [m^2] and rows of the k nearest points among those seen, of every query of
+      the groups, and whether there may be nearer ones.
+    """
     farthest, nearest = (jnp.float32(distance) ** 2 for distance in reach)
     (num_groups, size), num_boxes = groups.rows.shape, boxes.rows.shape[0]
     gaps = _gaps(groups, boxes)
     numbers = jnp.arange(num_boxes, dtype=jnp.int32)[None]
 
-    def pending(found: Found, gap: Float[JaxArray, "g"]) -> Bool[JaxArray, "g"]:
-        """Return which groups may find something in boxes at such a gap [m^2] and beyond."""
+    def pending(found: Found, gap: Float[JaxArray, "g"]) -> Bool[JaxArray, "g size"]:
+        """Return which queries may find something in boxes at such a gap [m^2] and beyond."""
         squared, _ = found
         within = squared[..., 0] <= nearest
         limit = jnp.where(within, jnp.minimum(squared[..., -1], farthest), nearest)
         limit = jnp.where(groups.rows == _NO_ROW, -jnp.inf, jnp.minimum(limit, farthest))
-        return (gap <= limit.max(1)) & (gap < jnp.inf)
+        return (gap[:, None] <= limit) & (gap[:, None] < jnp.inf)
 
     def is_worth_a_round(state: State) -> jax.Array:
         *_, left, turn = state
-        many = (left[1] * num_boxes > _COST * _BOXES) | (left[1] < left[0] / 2)
-        return (turn < _ROUNDS) & many & (left[1] > 0)
+        many = left[1] * boxes.rows.size > _COST * _BOXES * boxes.rows.shape[1]
+        return (turn < _ROUNDS) & (many | (left[1] < left[0] / 2)) & (left[1] > 0)
 
     def look(state: State) -> State:
         found, gap, number, left, turn = state
         # The next box is the one to start from, so that nothing is looked into twice.
         count = min(_BOXES, num_boxes) + 1
         near, last = least(gaps, numbers, count, (gap, number), inclusive=True)
-        chosen, places = jnp.where(near < jnp.inf, last, num_boxes)[:, :-1], (num_groups, 1, -1)
+        chosen = jnp.where(near < jnp.inf, last, num_boxes)[:, :-1]
         candidates = boxes.points.at[chosen].get(mode="fill", fill_value=0.0)
-        rows = boxes.rows.at[chosen].get(mode="fill", fill_value=_NO_ROW).reshape(places)
-        new = _nearest(groups, candidates.reshape(*places, 3), rows, k)
+        rows = boxes.rows.at[chosen].get(mode="fill", fill_value=_NO_ROW)
+        seen = candidates.reshape(num_groups, -1, 3), rows.reshape(num_groups, -1)
+        new = _nearest(groups.points, groups.rows != _NO_ROW, *seen, k)
         squared, rows = (jnp.concatenate(pair, -1) for pair in zip(found, new, strict=True))
         found, gap, number = least(squared, rows, k), near[:, -1], last[:, -1]
         left = jnp.stack([left[1], pending(found, gap).mean()])
@@ -171,33 +183,49 @@ def _search_groups(groups: Boxes, *, boxes: Boxes, k: int, reach: tuple[float, f
     left = jnp.stack([jnp.inf, pending(found, gap).mean()])
     begin = found, gap, number, left, jnp.zeros((), jnp.int32)
     found, gap, *_ = jax.lax.while_loop(is_worth_a_round, look, begin)
+    return *found, pending(found, gap)
 
-    # The few groups that are left, of points far apart, are compared with all points.
-    together = min(num_groups, max(1, _PASS_ENTRIES // (size * boxes.rows.size)))
-    everything = boxes.points.reshape(1, 1, -1, 3), boxes.rows.reshape(1, 1, -1)
 
-    def finish(state: tuple[Found, Bool[JaxArray, "g"]]) -> tuple[Found, Bool[JaxArray, "g"]]:
+def _compare_rest(
+    queries: Float[JaxArray, "q 3"], found: Found, left: Bool[JaxArray, "q"], boxes: Boxes
+) -> Found:
+    """Return what was found, and for queries that are left the nearest of all points.
+
+    Args:
+      queries: [m].
+      found: squared distances [m^2] and rows.
+      left: queries that may have nearer points, of points far apart.
+      boxes: all points.
+    """
+    num_queries, num_points, k = queries.shape[0], boxes.rows.size, found[0].shape[1]
+    together = min(num_queries, max(1, _PASS_ENTRIES // num_points))
+    everything = boxes.points.reshape(num_points, 3), boxes.rows.reshape(num_points)
+
+    def compare(state: tuple[Found, Bool[JaxArray, "q"]]) -> tuple[Found, Bool[JaxArray, "q"]]:
         found, left = state
-        some = jnp.nonzero(left, size=together, fill_value=num_groups)[0]
-        few = jax.tree.map(lambda x: x.at[some].get(mode="clip"), groups)
-        new = _nearest(few, *everything, k)
+        some = jnp.nonzero(left, size=together, fill_value=num_queries)[0]
+        few = queries.at[some].get(mode="clip")
+        new = _nearest(few, some < num_queries, *everything, k)
         squared, rows = (x.at[some].set(y, mode="drop") for x, y in zip(found, new, strict=True))
         return (squared, rows), left.at[some].set(False, mode="drop")
 
-    start = found, pending(found, gap)
-    (squared, rows), _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), finish, start)
-    missing = (squared > farthest) | (squared[..., :1] > nearest)
-    return jnp.where(missing, jnp.inf, squared), rows
+    return jax.lax.while_loop(lambda state: state[1].any(), compare, (found, left))[0]
 
 
 def _nearest(
-    groups: Boxes, points: Float[JaxArray, "#g 1 m 3"], rows: Int[JaxArray, "#g 1 m"], k: int
+    queries: Float[JaxArray, "*g q 3"],
+    wanted: Bool[JaxArray, "*g q"],
+    points: Float[JaxArray, "*#g m 3"],
+    rows: Int[JaxArray, "*#g m"],
+    k: int,
 ) -> Found:
-    """Return squared distances [m^2] and rows of the k nearest of some points, by group."""
+    """Return squared distances [m^2] and rows of the k nearest of some points."""
     # Differences, not |q|^2 - 2 q.p + |p|^2, which loses millimetres to cancellation.
-    squared = sum((groups.points[:, :, None, axis] - points[..., axis]) ** 2 for axis in range(3))
-    known = (groups.rows != _NO_ROW)[..., None] & (rows != _NO_ROW)
-    return least(jnp.where(known, squared, jnp.inf), rows, k)
+    squared = sum(
+        (queries[..., :, None, axis] - points[..., None, :, axis]) ** 2 for axis in range(3)
+    )
+    known = wanted[..., None] & (rows != _NO_ROW)[..., None, :]
+    return least(jnp.where(known, squared, jnp.inf), rows[..., None, :], k)
 
 
 def _gaps(groups: Boxes, boxes: Boxes) -> Float[JaxArray, "g b"]:

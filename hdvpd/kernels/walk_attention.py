@@ -6,7 +6,7 @@ import numpy as np
 
 from hdvpd.basics.types import Array, Float
 from hdvpd.kernels import walk_attention_host
-from hdvpd.kernels.choice import use_host_kernels
+from hdvpd.kernels.choice import use_gpu_kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.walks import Walks, check_modulation, merged
@@ -39,7 +39,7 @@ def attend_along_walks(
     check_modulation(walks, modulation)
     if use_host_kernels(walks.kernels):
         return _on_host(None, (query, key, value, modulation), merged(walks))
-    if walks.kernels == "pallas":
+    if use_gpu_kernels(walks.kernels):
         from hdvpd.kernels import walk_attention_pallas
 
         walks = merged(walks)

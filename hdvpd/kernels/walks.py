@@ -13,7 +13,7 @@ import numpy as np
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, pytree, static
 from hdvpd.kernels import walks_host
-from hdvpd.kernels.choice import Kernels, use_host_kernels
+from hdvpd.kernels.choice import Kernels, use_gpu_kernels, use_host_kernels
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.sparse_rows import SparseRows
 
@@ -119,7 +119,7 @@ def collect_walks(
     one_hot = np.eye(num_hops + 1, dtype=np.float32)[hops]
     counts = jnp.full((num_tokens,), width, jnp.int32)
     listed = Walks(nodes, shares[..., None] * one_hot[None], counts, kernels=kernels)
-    return merged(listed) if kernels == "pallas" else listed
+    return merged(listed) if use_gpu_kernels(kernels) else listed
 
 
 def merged(walks: Walks) -> Walks:
