@@ -17,13 +17,13 @@ Run: python benchmarks/gpu_programs.py [paper] [--only rollout render] [--save D
 """
 
 import argparse
+import functools
 import os
 import pickle
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 NO_DRIVER = {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
@@ -48,7 +48,8 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 KIND = "NVIDIA H100 80GB HBM3"
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 DEFAULTS = ["--model.kernels", "pallas", "--model.knn", "xla", "--train.batch-size", "1"]
-Entry = tuple[Callable[..., Any], tuple[Any, ...]]
+Entry = tuple[Any, tuple[Any, ...]]
+"""A function compiled by jax, and its arguments."""
 
 
 def entry_points(experiment: str, flags: list[str]) -> dict[str, Entry]:
@@ -68,7 +69,8 @@ def entry_points(experiment: str, flags: list[str]) -> dict[str, Entry]:
     graphdef, state = create_train_state(config, scene)
     model = abstract_model(config, scene)
     parts = make_compiler(model)(model)
-    encode, rollout, render = (f.func for f in (parts.encode, parts.rollout, parts.render))
+    bound = cast(list[functools.partial[Any]], [parts.encode, parts.rollout, parts.render])
+    encode, rollout, render = (part.func for part in bound)
     window = jax.tree.map(lambda x: x[0], batch)
     observed = jax.tree.map(lambda x: x[:2], (window.frames, window.robot))
     clouds = encode(state.params, *observed, key)
@@ -88,9 +90,12 @@ def compile_all(entries: dict[str, Entry], save: Path | None) -> None:
     from jax.experimental import serialize_executable, topologies
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-    topology = topologies.get_topology_desc(
-        topology_name="", platform="cuda", topology="1x1x1", target_config=H100
-    )
+    try:
+        topology = topologies.get_topology_desc(
+            topology_name="", platform="cuda", topology="1x1x1", target_config=H100
+        )
+    except NotImplementedError:
+        raise SystemExit("CUDA's compiler is not installed: pip install 'jax[cuda13]'.") from None
     there = jax.sharding.SingleDeviceSharding(topology.devices[0])
     device = AbstractDevice(device_kind=KIND, num_cores=132, platform="cuda")
     mesh = AbstractMesh((1,), ("x",), abstract_device=device)
@@ -111,15 +116,14 @@ def compile_all(entries: dict[str, Entry], save: Path | None) -> None:
         print(f"{name:14s} {seconds:8.1f} {kernels:8d} {gib:7.2f}", flush=True)
         if save:
             save.mkdir(parents=True, exist_ok=True)
-            # Keys of jax's generator are known only to jax.
-            given = [
-                jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-                for x in jax.tree.leaves(arguments)
+            leaves = jax.tree.leaves(arguments)
+            # Random keys are read and written as their data.
+            are_keys = [jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+            data = [
+                jax.device_get(jax.random.key_data(x) if is_key else x)
+                for x, is_key in zip(leaves, are_keys, strict=True)
             ]
-            keys = [x is not y for x, y in zip(given, jax.tree.leaves(arguments), strict=True)]
-            written = (
-                *serialize_executable.serialize(program), keys, jax.device_get(given),
-            )  # fmt: skip
+            written = *serialize_executable.serialize(program), are_keys, data
             (save / f"{name}.pkl").write_bytes(pickle.dumps(written))
 
 
@@ -131,10 +135,11 @@ def run_all(folder: Path) -> None:
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, milliseconds")
     for file in sorted(folder.glob("*.pkl")):
-        *program, keys, given = pickle.loads(file.read_bytes())
+        *program, are_keys, data = pickle.loads(file.read_bytes())
         call = serialize_executable.deserialize_and_load(*program, execution_devices=[device])
         leaves = [
-            jax.random.wrap_key_data(x) if key else x for key, x in zip(keys, given, strict=True)
+            jax.random.wrap_key_data(x) if is_key else x
+            for x, is_key in zip(data, are_keys, strict=True)
         ]
         arguments, _ = jax.tree.unflatten(program[1], jax.device_put(leaves, device))
         times, begun = [], time.perf_counter()
