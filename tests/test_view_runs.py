@@ -1,5 +1,6 @@
 """What is shown of runs and data sets: the model's own rollouts, edited and watched; the verbs."""
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -386,8 +387,28 @@ def test_the_episode_that_is_named_is_exported(synthetic_dataset, source, tmp_pa
     assert written[-1][0].title.endswith("wait.npy")
 
 
+def tell_process(process, number):
+    process.send_signal(number)
+
+
+def tell_other_thread(process, number):
+    """Send a signal that is received while the main thread waits, and does not wake it."""
+    threads = map(int, os.listdir(f"/proc/{process.pid}/task"))
+    other = max(thread for thread in threads if thread != process.pid)
+    assert ctypes.CDLL(None).tgkill(process.pid, other, number) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_verb_serves_until_it_is_told_to_stop(number, synthetic_dataset, tmp_path):
+@pytest.mark.parametrize(
+    "tell",
+    [
+        tell_process,
+        pytest.param(
+            tell_other_thread, marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+        ),
+    ],
+)
+def test_the_verb_serves_until_it_is_told_to_stop(tell, number, synthetic_dataset, tmp_path):
     words = [sys.executable, "-m", "hdvpd", "view", str(synthetic_dataset), "--port", "0"]
     running = subprocess.Popen(
         words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -398,8 +419,11 @@ def test_the_verb_serves_until_it_is_told_to_stop(number, synthetic_dataset, tmp
         lines.append(line)
         if "Ctrl-C" in line:
             break
-    running.send_signal(number)
-    rest, complaints = running.communicate()
+    tell(running, number)
+    try:
+        rest, complaints = running.communicate(timeout=60)
+    finally:
+        running.kill()
     assert running.returncode == 128 + number
     assert "Traceback" not in complaints
     assert f"showing {synthetic_dataset} at http://localhost:" in "".join(lines)

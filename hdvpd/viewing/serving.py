@@ -15,6 +15,8 @@ from hdvpd.viewing.progress import Progress
 from hdvpd.viewing.runs import RunSource
 from hdvpd.viewing.sources import AbstractSource
 
+_LOOK_S = 0.5
+
 
 def require_free(host: str, port: int) -> None:
     """Refuse a place where nothing can be served; viser would silently take another port.
@@ -104,7 +106,10 @@ def serve(source: AbstractSource, host: str, port: int) -> int:
                 before[number] = signal.signal(number, stop)
             print(f"showing {source.name} at http://{host}:{page.server.get_port()}", flush=True)
             print("Ctrl-C stops it", flush=True)
-            stopped.wait()
+            # Python runs handlers between its instructions: during an endless wait never, where the
+            # signal came just before it or another thread received it.
+            while not stopped.wait(timeout=_LOOK_S):
+                pass
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
