@@ -75,6 +75,20 @@ def test_nearest_sixteen_of_many_are_what_is_summed(kernels):
         np.testing.assert_allclose(sums[q], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [1, 16, 35])
+def test_many_queries_of_any_number_of_channels_with_gaps(kernels, channels):
+    positions, _, queries = random_scene(num_particles=30, num_queries=150, spread=0.06)
+    rng = np.random.default_rng(8)
+    features = rng.normal(size=(30, channels)).astype(np.float32)
+    indices = rng.integers(0, 30, (150, 7)).astype(np.int32)
+    found = rng.random(indices.shape) < 0.7
+    sums = jitted_sums(positions, features, queries, indices, found, kernels)
+    for q in range(0, 150, 7):
+        chosen = indices[q][found[q]]
+        expected = all_particles(positions[chosen], features[chosen], queries[q : q + 1])[0]
+        np.testing.assert_allclose(sums[q], expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kernel", range(4))
 def test_particle_on_an_annulus_has_weight_one(kernels, kernel):
     # One bandwidth away from the annulus the weight is 1/e.

@@ -116,6 +116,25 @@ def test_trees_of_many_leaves_find_the_lesser_rows_of_what_is_as_near(
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("scale", [1e-23, 1.0, 1e18])
+@pytest.mark.parametrize("max_distance", [0.3, np.inf])
+def test_queries_that_follow_each_other_along_rays(scale, max_distance):
+    # A search begins with what is known from the query before, over gaps too.
+    rng = np.random.default_rng(7)
+    points = (rng.normal(size=(500, 3)) * scale).astype(np.float32)
+    ends = rng.normal(size=(2, 6, 1, 3))
+    queries = ends[0] + np.sort(rng.random((6, 60, 1)), axis=1) * (ends[1] - ends[0])
+    queries = (queries.reshape(-1, 3) * scale).astype(np.float32)
+    queries[rng.random(len(queries)) < 0.3] = np.nan
+    reach = max_distance * scale
+    found = search(queries, points, K, backend="kdtree", max_distance=reach)
+    squared = np.float32((np.float64(queries)[:, None] - np.float64(points)[None]) ** 2)
+    distances = np.sort(np.sqrt(squared.sum(-1, dtype=np.float32)), axis=1)[:, :K]
+    distances[~(distances <= np.float32(reach))] = np.inf
+    np.testing.assert_allclose(found.distances, distances, rtol=1e-5, atol=1e-22)
+    np.testing.assert_array_equal(found.found, np.isfinite(distances))
+
+
 def test_threads_that_ask_at_once_are_answered_each():
     rng = np.random.default_rng(6)
     clouds = rng.normal(size=(40, 200, 3)).astype(np.float32)  # more than the trees that are kept

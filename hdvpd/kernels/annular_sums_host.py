@@ -9,9 +9,21 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import group_by, parallel_njit
+from hdvpd.kernels.compiled import fast_njit, group_by, parallel_njit
+from hdvpd.kernels.lanes import COLUMNS, sum_of_rows
 
-_EPS = np.float32(1e-12)
+_F, _I = np.float32, np.int32
+_EPS = _F(1e-12)
+_ONE, _HALF, _LOG2_E, _LN_2, _LN_2_REST = (
+    _F(1), _F(0.5), _F(1.44269504088896341), _F(0.693359375), _F(-2.12194440e-4),
+)  # fmt: skip
+_P0, _P1, _P2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
+_P3, _P4, _P5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
+_BIAS, _MANTISSA = _I(127), _I(23)
+# A weight of less than e^-80 is 0: its products would be numbers too small for full speed.
+_LEAST = _F(-80)
+# Queries of a block.
+_BLOCK = 64
 
 
 @parallel_njit()
@@ -27,23 +39,87 @@ def forward(
     sums: np.ndarray,
 ) -> None:
     """Fill in the kernel sums (q, a, c + 1)."""
-    channels = features.shape[1]
-    for query in prange(queries.shape[0]):
-        sums[query] = 0.0
+    rows, neighbors, kernels = queries.shape[0], indices.shape[1], radii.shape[0]
+    for block in prange((rows + _BLOCK - 1) // _BLOCK):
+        first, last = block * _BLOCK, min((block + 1) * _BLOCK, rows)
+        distances = np.empty(neighbors, np.float32)
+        scaled = np.empty((_BLOCK * kernels, neighbors), np.float32)
+        powers, weights = np.empty_like(scaled), np.empty_like(scaled)
+        _scale(
+            positions, queries, indices, found, radii, bandwidths, first, last, distances, scaled
+        )
+        numbers = (last - first) * kernels * neighbors
+        bits = powers.view(np.int32).ravel()
+        gaussian(scaled.ravel()[:numbers], bits, powers.ravel(), weights.ravel())
+        _add_up(features, indices, found, first, last, weights, sums)
+
+
+@fast_njit()
+@no_type_check
+def _scale(positions, queries, indices, found, radii, bandwidths, first, last, distances, scaled):
+    """Fill in (d - r_a) / b_a, a row per query and kernel; what is not found is infinitely far."""
+    for query in range(first, last):
         for neighbor in range(indices.shape[1]):
-            if not found[query, neighbor]:
-                continue
             particle = indices[query, neighbor]
             x = positions[particle, 0] - queries[query, 0]
             y = positions[particle, 1] - queries[query, 1]
             z = positions[particle, 2] - queries[query, 2]
-            distance = np.sqrt(x * x + y * y + z * z + _EPS)
-            for kernel in range(radii.shape[0]):
-                scaled = (distance - radii[kernel]) / bandwidths[kernel]
-                weight = np.exp(-scaled * scaled)
-                for channel in range(channels):
-                    sums[query, kernel, channel] += weight * features[particle, channel]
-                sums[query, kernel, channels] += weight
+            squared = x * x + y * y + z * z + _EPS if found[query, neighbor] else _F(np.inf)
+            distances[neighbor] = np.sqrt(squared)
+        for kernel in range(radii.shape[0]):
+            row, factor = (query - first) * radii.shape[0] + kernel, 1 / bandwidths[kernel]
+            for neighbor in range(indices.shape[1]):
+                scaled[row, neighbor] = (distances[neighbor] - radii[kernel]) * factor
+
+
+@fast_njit()
+@no_type_check
+def gaussian(x, bits, powers, result):
+    """Fill in exp(-x^2), 0 where it is less than e^-80.
+
+    As Cephes computes exp(t): t = n ln 2 + r, a polynomial for e^r, and the bits of 2^n.
+
+    Args:
+      x: (m,) numbers.
+      bits: working memory of as many integers.
+      powers: the same memory, as floating-point numbers.
+      result: of as many numbers or more.
+    """
+    for i in range(x.shape[0]):
+        square = -x[i] * x[i]
+        power = square if square > _LEAST else _LEAST
+        whole = np.floor(power * _LOG2_E + _HALF)
+        rest = power - whole * _LN_2 - whole * _LN_2_REST
+        series = _P5 + rest * (_P4 + rest * (_P3 + rest * (_P2 + rest * (_P1 + rest * _P0))))
+        result[i] = _ONE + rest + rest * rest * series
+        bits[i] = (np.int32(whole) + _BIAS) << _MANTISSA if square > _LEAST else np.int32(0)
+    for i in range(x.shape[0]):
+        result[i] *= powers[i]
+
+
+@fast_njit()
+@no_type_check
+def _add_up(features, indices, found, first, last, weights, sums):
+    """Fill in the sums of queries from their weights."""
+    channels, kernels = features.shape[1], sums.shape[1]
+    whole = channels // COLUMNS * COLUMNS
+    for query in range(first, last):
+        number = 0
+        for neighbor in range(indices.shape[1]):
+            number = neighbor + 1 if found[query, neighbor] else number
+        for kernel in range(kernels):
+            row = (query - first) * kernels + kernel
+            for channel in range(0, whole, COLUMNS):
+                sum_of_rows(weights, row, indices, query, number, features, channel, sums, kernel)
+            for channel in range(whole, channels):
+                total = np.float32(0)
+                for neighbor in range(number):
+                    total += weights[row, neighbor] * features[indices[query, neighbor], channel]
+                sums[query, kernel, channel] = total
+            total = np.float32(0)
+            for neighbor in range(number):
+                total += weights[row, neighbor]
+            sums[query, kernel, channels] = total
 
 
 @parallel_njit()
@@ -74,7 +150,8 @@ def _backward(
             distance_bar = np.float32(0.0)
             for kernel in range(radii.shape[0]):
                 scaled = (distance - radii[kernel]) / bandwidths[kernel]
-                weight = np.exp(-scaled * scaled)
+                power = -scaled * scaled
+                weight = np.exp(power) if power > _LEAST else np.float32(0)
                 weight_bar = sums_bar[query, kernel, channels]
                 for channel in range(channels):
                     weight_bar += sums_bar[query, kernel, channel] * features[particle, channel]

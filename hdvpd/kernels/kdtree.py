@@ -11,12 +11,18 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
+from hdvpd.kernels.lanes import LANES, at_most, lowest_bit
 
-# As many as the compiler's loop over a leaf takes at once. More make deeper trees dearer than
-# longer leaves, fewer the other way round.
-_LEAF = 32
-# Queries that share their working memory.
+# More make deeper trees dearer than longer leaves, fewer the other way round.
+_LEAF = LANES
+# Queries that follow each other and share their working memory.
 _BLOCK = 128
+# Keys of a vector.
+_KEYS = 8
+_LEAST = np.iinfo(np.int64).min
+_NO_ROW = 0x7FFFFFFF
+# More than rounding takes from a sum of two distances, and from the squares of the smallest [m].
+_ROUNDING, _UNDERFLOW = np.float32(1.00001), np.float32(1e-18)
 
 
 class Tree(NamedTuple):
@@ -145,7 +151,7 @@ def _find(
     place makes a number of the bits in a key; the nodes that are still to be visited, and the
     squared distances of their boxes.
     """
-    bits[_LEAF] = best[-1] >> 32
+    bits[_LEAF] = best[0] >> 32
     bound = squared[_LEAF]
     node, distance, num_waiting = 1, np.float32(0), 0
     while True:
@@ -160,25 +166,46 @@ def _find(
             num_waiting += 1 if second <= bound else 0
         if distance <= bound:
             leaf = node - len(rows)
-            for slot in range(rows.shape[1]):
+            for slot in range(_LEAF):
                 dx, dy = points[leaf, 0, slot] - x, points[leaf, 1, slot] - y
                 dz = points[leaf, 2, slot] - z
                 squared[slot] = dx * dx + dy * dy + dz * dz
-            for slot in range(rows.shape[1]):
-                if squared[slot] <= bound:
-                    key = np.int64(bits[slot]) << 32 | np.int64(rows[leaf, slot])
-                    place = len(best) - 1
-                    if key < best[place]:
-                        while place > 0 and best[place - 1] > key:
-                            best[place] = best[place - 1]
-                            place -= 1
-                        best[place] = key
-                        bits[_LEAF] = best[-1] >> 32
-                        bound = squared[_LEAF]
+            near = at_most(squared, bound)
+            while near:
+                place = np.int64(lowest_bit(near))
+                near = np.uint32(near & (near - np.uint32(1)))
+                key = np.int64(bits[place]) << 32 | np.int64(rows[leaf, place])
+                if key < best[0]:
+                    _insert(best, key)
+                    bits[_LEAF] = best[0] >> 32
+                    bound = squared[_LEAF]
         if num_waiting == 0:
             return
         num_waiting -= 1
         node, distance = waiting[num_waiting], outside[num_waiting]
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _insert(best: np.ndarray, key: int) -> None:
+    """Put a key in its place and drop the first one, the greatest.
+
+    Written so that no step waits for another: key i becomes the median of itself, its successor
+    and the new key. The last of `best` is less than any key.
+    """
+    for block in range(0, len(best) - 1, _KEYS):
+        for place in range(_KEYS):
+            lesser, after = best[block + place], best[block + place + 1]
+            lesser = lesser if lesser < key else key
+            best[block + place] = lesser if lesser > after else after
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _farthest(squared_m: np.float32, number: np.ndarray, bits: np.ndarray) -> np.int64:
+    """Return the greatest key of a squared distance; the last two are working memory."""
+    number[0] = squared_m
+    return np.int64(bits[0]) << 32 | np.int64(_NO_ROW)
 
 
 @exact_parallel_njit()
@@ -188,32 +215,46 @@ def nearest(
 ) -> None:
     """Fill in each query's nearest points, and 0 and infinity where there are too few.
 
+    As many points as are asked for lie as near to a query as to the one before, but for the way
+    between the two: with that bound it begins.
+
     `reach` holds the greatest distance of a point, and that of a query's nearest one, beyond which
     the query finds nothing, as one that is no number does.
     """
     boxes, points, rows = tree
     num_queries, num_found = indices.shape
     for block in prange(-(-num_queries // _BLOCK)):
-        best = np.empty(num_found, np.int64)
+        # The greatest key first. What fills the last vector, and ends it, is less than any key.
+        best = np.empty(-(-num_found // _KEYS) * _KEYS + 1, np.int64)
+        best[num_found:] = _LEAST
         squared = np.empty(_LEAF + 1, np.float32)
         waiting, outside = np.empty(64, np.int64), np.empty(64, np.float32)
         bits = squared.view(np.int32)
         # Beyond the reach by more than rounding: distances themselves are compared below.
-        squared[0] = reach[0] * reach[0] * np.float32(1.000001)
-        beyond = np.int64(bits[0]) << 32 | np.int64(0x7FFFFFFF)
+        beyond = _farthest(reach[0] * reach[0] * _ROUNDING, squared, bits)
+        before = np.zeros(3, np.float32)
+        farthest = np.float32(np.inf)
         for query in range(block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)):
             x, y, z = queries[query, 0], queries[query, 1], queries[query, 2]
-            best[:] = beyond
+            best[:num_found] = beyond
             if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
+                dx, dy, dz = x - before[0], y - before[1], z - before[2]
+                bound = farthest + np.sqrt(dx * dx + dy * dy + dz * dz) + _UNDERFLOW
+                bound = _farthest(bound * bound * _ROUNDING, squared, bits)
+                best[:num_found] = min(bound, beyond)
                 _find(boxes, points, rows, x, y, z, best, squared, bits, waiting, outside)
+                before[0], before[1], before[2] = x, y, z
+                bits[0] = best[0] >> 32
+                farthest = np.sqrt(squared[0])
             limit = reach[0]
             for place in range(num_found):
-                bits[0] = best[place] >> 32
+                key = best[num_found - 1 - place]
+                bits[0] = key >> 32
                 distance = np.sqrt(squared[0])
                 if place == 0 and distance > reach[1]:
                     limit = np.float32(-1)
-                if best[place] != beyond and distance <= limit and distance < np.inf:
-                    indices[query, place] = best[place] & 0x7FFFFFFF
+                if key & _NO_ROW != _NO_ROW and distance <= limit and distance < np.inf:
+                    indices[query, place] = key & _NO_ROW
                     distances[query, place] = distance
                 else:
                     indices[query, place] = 0

@@ -8,7 +8,6 @@ them; the chunks run over all groups at once.
 
 import dataclasses
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -256,15 +255,11 @@ class Renderer(nnx.Module):
         chunk = -(-num_queries // _NUM_CHUNKS)
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
 
-        def chunked(x: Array) -> Array:
-            x = jnp.pad(x[order], (padding, *((0, 0),) * (x.ndim - 1)))
-            return x.reshape(_NUM_CHUNKS, chunk, *x.shape[1:])
-
-        def shade(
-            samples: Samples, indices: Int[Array, "q k"], found: Bool[Array, "q k"]
-        ) -> Float[Array, "q 5"]:
+        def shade(rows: Int[Array, "q"]) -> Float[Array, "q 5"]:
+            picked = jax.tree.map(lambda x: x[rows], (samples, indices, distances))
+            seen, neighbors, found = *picked[:2], jnp.isfinite(picked[2])
             sums = annular_sums(
-                positions, features, samples.points, indices, found,
+                positions, features, seen.points, neighbors, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
             features_seen = jnp.asarray(annular_features(sums))
@@ -274,7 +269,7 @@ class Renderer(nnx.Module):
             # should be; it also learns faster (docs/lab-book.md).
             if config.surface_thickness:
                 density, ahead = light_stopped(
-                    density, positions, samples, indices, found,
+                    density, positions, seen, neighbors, found,
                     config.surface_bandwidth, config.surface_thickness,
                 )  # fmt: skip
             else:
@@ -282,15 +277,17 @@ class Renderer(nnx.Module):
                 ahead = jnp.zeros_like(density)
             return jnp.concatenate([rgb, density[:, None], ahead[:, None]], axis=-1)
 
-        def body(_: None, inputs: tuple[Any, ...]) -> tuple[None, Float[Array, "q 5"]]:
-            *arrays, any_reached = inputs
+        def body(
+            _: None, part: tuple[Int[Array, "q"], Bool[Array, ""]]
+        ) -> tuple[None, Float[Array, "q 5"]]:
+            rows, any_reached = part
             empty = jnp.zeros((chunk, 5))
-            return None, jax.lax.cond(any_reached, shade, lambda *_: empty, *arrays)
+            return None, jax.lax.cond(any_reached, shade, lambda _: empty, rows)
 
-        found = jnp.isfinite(distances)
-        inputs = jax.tree.map(chunked, (samples, indices, found))
-        any_reached = jnp.any(chunked(reached), axis=1)
-        _, shaded = jax.lax.scan(body, None, (*inputs, any_reached))
+        rows = jnp.pad(order, padding).reshape(_NUM_CHUNKS, chunk)
+        num_reached = jnp.sum(reached, dtype=jnp.int32)
+        any_reached = jnp.arange(_NUM_CHUNKS) * chunk < num_reached
+        _, shaded = jax.lax.scan(body, None, (rows, any_reached))
         shaded = shaded.reshape(-1, 5)[place]
         return jnp.where(reached[:, None] | (jnp.arange(5) < 3)[None], shaded, 0.0)
 

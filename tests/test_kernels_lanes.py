@@ -1,0 +1,65 @@
+"""Vector instructions against numpy."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from hdvpd.kernels.annular_sums_host import gaussian
+from hdvpd.kernels.lanes import COLUMNS, LANES, at_most, lowest_bit, sum_of_rows
+
+
+@njit
+def bits_of(numbers, bound):
+    return at_most(numbers, bound)
+
+
+@njit
+def place_of(bits):
+    return lowest_bit(bits)
+
+
+@njit
+def summed(weights, w, rows, q, number, source, column, total, a):
+    sum_of_rows(weights, w, rows, q, number, source, column, total, a)
+
+
+@pytest.mark.parametrize("bound", [-np.inf, -1.0, 0.0, 0.5, np.inf])
+def test_bits_say_which_numbers_are_at_most_a_bound(bound):
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=LANES + 1).astype(np.float32)
+    numbers[[3, 7, 9, 11]] = np.nan, np.inf, -np.inf, 0.5
+    bits = int(bits_of(numbers, np.float32(bound)))
+    expected = [bool(x <= bound) for x in numbers[:LANES]]
+    assert [bool(bits >> lane & 1) for lane in range(LANES)] == expected
+
+
+@pytest.mark.parametrize("place", [0, 1, 17, LANES - 1])
+def test_the_lowest_bit_is_found(place):
+    higher = 0xFFFFFFFF << place & 0xFFFFFFFF
+    assert place_of(np.uint32(1 << place)) == place
+    assert place_of(np.uint32(higher)) == place
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_rows_are_summed_and_nothing_beside_them_is_written(number):
+    rng = np.random.default_rng(1)
+    weights, source = (rng.normal(size=s).astype(np.float32) for s in ((4, 5), (9, COLUMNS + 3)))
+    rows = rng.integers(0, 9, (2, 5)).astype(np.int32)
+    total = np.full((2, 3, COLUMNS + 4), 7.0, np.float32)
+    summed(weights, 2, rows, 1, number, source, 1, total, 2)
+    expected = np.full_like(total, 7.0)
+    picked = np.float64(source[rows[1, :number], 1 : 1 + COLUMNS])
+    expected[1, 2, 1 : 1 + COLUMNS] = np.float64(weights[2, :number]) @ picked
+    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gaussians_are_exact_to_rounding_and_zero_far_away():
+    x = np.concatenate([np.linspace(-12, 12, 5001), [0, 1e-30, 1e19, 3e38, np.inf, -np.inf]])
+    x = x.astype(np.float32)
+    powers, result = np.empty_like(x), np.empty_like(x)
+    gaussian(x, powers.view(np.int32), powers, result)
+    near = np.float64(x) ** 2 < 79.99
+    np.testing.assert_allclose(result[near], np.exp(-(np.float64(x[near]) ** 2)), rtol=1e-5)
+    close = np.abs(x) < 1
+    np.testing.assert_allclose(result[close], np.exp(-(np.float64(x[close]) ** 2)), rtol=3e-7)
+    assert (result[np.float64(x) ** 2 > 80.01] == 0).all()
