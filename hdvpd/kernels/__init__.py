@@ -12,7 +12,8 @@ numbers up to rounding: compiled host code for CPUs (`*_host`) and GPU kernels (
     annular_sums     annular_sums                   xla, host
 
 `choice` says which form runs where, `derivatives` makes every gradient that is written by hand,
-`host`, `ffi` and `compiled` bring compiled code into jitted programs.
+`host`, `ffi` and `compiled` bring compiled code into jitted programs, `lanes` vectors where numba
+makes none.
 
 The choice is part of the structure that an operation works on: `SparseRows` and `Walks`
 carry `kernels`, given once where a graph is made and handed on to all that is derived
