@@ -4,12 +4,15 @@ Prints milliseconds to build and query k = 3 neighbours (besides the point itsel
 points on a surface, and the ratio of `knn`'s default on CPU to the fastest library. Where the tree
 is kept, the same points are asked again.
 
+With --rays the samples of an image do: 48 on each of 2,048 rays onto 2,048 points of the surface,
+between half a metre before and behind it, look for 16 within 0.3 m; a library keeps its tree, too.
+
 With --plain the search in plain JAX, that of accelerators, is compared with one that computes all
 distances in blocks of queries and takes the `top_k` of each: two clouds of --points and 252 points
 in the air among themselves, and samples in the air, as many as 1,536 rays have, that look for eight
 neighbours.
 
-Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--plain]
+Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--rays] [--plain]
 """
 
 import argparse
@@ -77,6 +80,35 @@ def compare_plain(num_points: int, k: int, repeats: int) -> None:
     print(json.dumps({"device": jax.devices()[0].device_kind, "points": num_points, "ms": times}))
 
 
+def compare_along_rays(repeats: int) -> None:
+    """Print how long samples along rays look for their neighbours [ms]."""
+    k, reach, points = 16, 0.3, surface(2048)
+    across = np.linspace(-0.5, 0.5, 48, dtype=np.float32)
+    samples = np.repeat(surface(4096)[2048:, None], len(across), axis=1)
+    samples[..., 1:] += across[None, :, None] * np.array([0.6, 0.8], np.float32)
+    samples = samples.reshape(-1, 3)
+    from pykdtree.kdtree import KDTree
+
+    scipy_tree, tree, on_device = ScipyTree(points), KDTree(points), jnp.asarray(samples)
+    ours = jax.jit(lambda q: knn(q, points, k, max_distance=reach, backend="kdtree").distances)
+    functions = {
+        "scipy KDTree": lambda: scipy_tree.query(
+            samples, k, distance_upper_bound=reach, workers=-1
+        )[0],
+        "pykdtree": lambda: tree.query(samples, k, distance_upper_bound=reach)[0],
+        "hdvpd kdtree (jitted)": lambda: ours(on_device).block_until_ready(),
+    }
+    for name, search in functions.items():
+        found = np.asarray(search())
+        np.testing.assert_allclose(found, functions["scipy KDTree"](), rtol=1e-4, err_msg=name)
+    times = interleaved(functions, repeats)
+    for name, value in times.items():
+        print(f"{name:24s} {value:9.1f} ms")
+    ratio = times["hdvpd kdtree (jitted)"] / min(times["scipy KDTree"], times["pykdtree"])
+    print(f"ratio to the fastest library: {ratio:.2f}")
+    print(json.dumps({"ms": times, "ratio to the fastest library": ratio}))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,7 +116,11 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--plain", action="store_true", help="plain JAX against all distances")
+    parser.add_argument("--rays", action="store_true", help="samples along rays")
     arguments = parser.parse_args()
+    if arguments.rays:
+        compare_along_rays(arguments.repeats)
+        return
     if arguments.plain:
         compare_plain(arguments.points, arguments.k, arguments.repeats)
         return

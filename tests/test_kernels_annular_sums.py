@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import references
 
+from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import knn
 from hdvpd.render.interpolation import annular_features
@@ -87,6 +88,18 @@ def test_many_queries_of_any_number_of_channels_with_gaps(kernels, channels):
         chosen = indices[q][found[q]]
         expected = all_particles(positions[chosen], features[chosen], queries[q : q + 1])[0]
         np.testing.assert_allclose(sums[q], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gaussians_are_exact_to_rounding_and_zero_far_away():
+    x = np.concatenate([np.linspace(-12, 12, 5001), [0, 1e-30, 1e19, 3e38, np.inf, -np.inf]])
+    x = x.astype(np.float32)
+    powers, result = np.empty_like(x), np.empty_like(x)
+    annular_sums_host.gaussian(x, powers, result)
+    near = np.float64(x) ** 2 < 79.99
+    np.testing.assert_allclose(result[near], np.exp(-(np.float64(x[near]) ** 2)), rtol=1e-5)
+    close = np.abs(x) < 1
+    np.testing.assert_allclose(result[close], np.exp(-(np.float64(x[close]) ** 2)), rtol=3e-7)
+    assert (result[np.float64(x) ** 2 > 80.01] == 0).all()
 
 
 @pytest.mark.parametrize("kernel", range(4))

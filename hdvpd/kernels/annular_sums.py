@@ -24,7 +24,8 @@ def annular_sums(
 ) -> Float[Array, "q a c+1"]:
     """Sum features and weights of the neighbours under each annular kernel a.
 
-    With d the distance from query to particle, w_a = exp(-((d - r_a) / b_a)^2).
+    With d the distance from query to particle, w_a = exp(-((d - r_a) / b_a)^2); host code takes 0
+    for less than e^-80.
 
     Args:
       positions: particles [m].

@@ -49,8 +49,7 @@ def forward(
             positions, queries, indices, found, radii, bandwidths, first, last, distances, scaled
         )
         numbers = (last - first) * kernels * neighbors
-        bits = powers.view(np.int32).ravel()
-        gaussian(scaled.ravel()[:numbers], bits, powers.ravel(), weights.ravel())
+        gaussian(scaled.ravel()[:numbers], powers.ravel(), weights.ravel())
         _add_up(features, indices, found, first, last, weights, sums)
 
 
@@ -74,17 +73,17 @@ def _scale(positions, queries, indices, found, radii, bandwidths, first, last, d
 
 @fast_njit()
 @no_type_check
-def gaussian(x, bits, powers, result):
+def gaussian(x, powers, result):
     """Fill in exp(-x^2), 0 where it is less than e^-80.
 
     As Cephes computes exp(t): t = n ln 2 + r, a polynomial for e^r, and the bits of 2^n.
 
     Args:
       x: (m,) numbers.
-      bits: working memory of as many integers.
-      powers: the same memory, as floating-point numbers.
+      powers: working memory of as many numbers or more.
       result: of as many numbers or more.
     """
+    bits = powers.view(np.int32)
     for i in range(x.shape[0]):
         square = -x[i] * x[i]
         power = square if square > _LEAST else _LEAST
