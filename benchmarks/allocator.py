@@ -6,7 +6,8 @@ Each is a process of its own, and they take turns: the settings cannot be taken 
     main       freed memory is kept, in the main thread's arena only
     one arena  freed memory is kept, in one arena for all threads
     kept       hdvpd.basics.machine.keep_freed_memory: that, and huge pages
-    settled    the same, and hdvpd.basics.machine.settle_memory: room apart for what is small
+    settled    the same, and hdvpd.basics.machine.settle_memory: no holes, and room apart
+               for what is small
     preload    another allocator, given by --preload /path/to/libjemalloc.so.2 or the like
 
 Run: python benchmarks/allocator.py [demo] [--rounds 3] [--steps 12] [--train.remat] ...

@@ -5,8 +5,8 @@ follows from the machine's rate of matrix products and its copy bandwidth, both 
 run (`timing.machine_rates`), the time measured, and their ratio. A part takes at least the
 longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
-is written between layers. Parts are measured alone, in the order in which they run; what of a
-whole is not in its parts is its last row. Samples out of reach of all particles are searched for
+is written between layers. All programs are compiled first, beside each other; then parts are measured
+XX
 and nothing else. With --processor, times are of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
 
@@ -27,9 +27,10 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import counts
 import jax
@@ -37,10 +38,11 @@ import jax.numpy as jnp
 import optax
 from counts import Need
 from flax import nnx
+from jax.stages import Compiled, Lowered, Wrapped
 from timing import analytic_batch, best_of, machine_rates
 
 from hdvpd.basics.geometry import pixel_rays
-from hdvpd.basics.machine import keep_freed_memory
+from hdvpd.basics.machine import keep_freed_memory, settle_memory
 from hdvpd.basics.types import Batch, ParticleCloud, Rays, RobotPoints
 from hdvpd.commands.flags import read_flags
 from hdvpd.config import Config
@@ -53,6 +55,7 @@ from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.neighbors import Neighbors, knn
+from hdvpd.kernels.together import compiling_beside
 from hdvpd.model import Model
 from hdvpd.model.images import render_image
 from hdvpd.render.compositing import composite
@@ -64,8 +67,13 @@ from hdvpd.training.optimizer import create_optimizer
 from hdvpd.training.parallel import make_layout, offer_cores
 from hdvpd.training.step import create_train_state, make_train_step, merge_model
 
+TRAINING = "training step"
 SMALLER = {"paper": ["--train.batch-size", "1", "--train.horizon", "1"]}
 """What is changed of an experiment so that its training step fits this machine."""
+
+
+Call = Callable[[], Any]
+"""Calls a program, for which it waits the first time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +83,15 @@ class Part:
     Attributes:
       name: of it.
       need: of one call.
-      seconds: forward, and forward and backward, of one call.
+      forward: computes it.
+      both: forward and backward.
       calls: in the whole.
     """
 
     name: str
     need: Need
-    seconds: tuple[float, float]
+    forward: Call
+    both: Call
     calls: float = 1.0
 
 
@@ -91,22 +101,21 @@ class Bench:
 
     Attributes:
       config: of the experiment.
-      repeats: of every timing, of which the best counts.
-      clock: of the wall or of the processor.
+      compile_: starts to compile.
     """
 
     config: Config
-    repeats: int
-    clock: Callable[[], float]
+    compile_: Callable[[Lowered], Future[Compiled]]
 
-    def best(self, function: Callable[..., Any], *arguments: Any, repeats: int = 0) -> float:
-        """Return the seconds of a call."""
-        return best_of(function, *arguments, repeats=repeats or self.repeats, clock=self.clock)
+    def call(self, function: Wrapped, *arguments: Any) -> Call:
+        """Start to compile a function, to be called with these arguments."""
+        program = self.compile_(function.lower(*arguments))
+        return lambda: program.result()(*arguments)
 
     def part(
         self, name: str, need: Need, function: Callable[..., Any], module: Any, *inputs: Any
     ) -> Part:
-        """Time a part.
+        """Start to compile a part.
 
         Args:
           name: of it.
@@ -121,22 +130,18 @@ class Bench:
         def run(params: Any, moving: Any, fixed: Any) -> Any:
             return function(nnx.merge(graphdef, params), moving, fixed)
 
-        forward = jax.jit(run)
-        bars = jax.tree.map(jnp.ones_like, forward(params, moving, fixed))
-        seconds = self.best(forward, params, moving, fixed)
+        inputs = params, moving, fixed
+        forward = self.call(jax.jit(run), *inputs)
         if need.forward == need.both:
-            return Part(name, need, (seconds, seconds))
+            return Part(name, need, forward, forward)
 
         @jax.jit
         def both(params: Any, moving: Any, fixed: Any, bars: Any) -> Any:
             out, back = jax.vjp(lambda *x: run(*x, fixed), params, moving)
             return out, back(bars)
 
-        return Part(
-            name,
-            need,
-            (seconds, self.best(both, params, moving, fixed, bars)),
-        )
+        bars = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), jax.eval_shape(run, *inputs))
+        return Part(name, need, forward, self.call(both, *inputs, bars))
 
 
 def encoder_parts(bench: Bench, model: Model, batch: Batch, particles: int) -> Iterator[Part]:
@@ -214,15 +219,13 @@ def dynamics_parts(
     def plan_of(positions: Any) -> Any:
         return settings.plan(config, positions, mask, jax.random.key(0))[0]
 
-    plan = jax.jit(plan_of)(positions)
+    make_plan = bench.call(jax.jit(plan_of), positions)
+    plan = make_plan()
     entries = float(plan.num_entries.mean())
     listed = sum(degree**hop for hop in range(hops + 1))
     searched = counts.neighbor_search(rows, rows, degree)
-    walked = counts.walk_plan(rows, listed, entries, hops)
-    yield bench.part(
-        "plan of walks, with its search", counts.in_sum([searched, walked]),
-        lambda _, __, x: plan_of(x), None, None, positions,
-    )  # fmt: skip
+    needed = counts.in_sum([searched, counts.walk_plan(rows, listed, entries, hops)])
+    yield Part("plan of walks, with its search", needed, make_plan, make_plan)
     block, layers = dynamics.blocks[0], settings.num_layers
     for name, needed, function in (
         (
@@ -282,11 +285,12 @@ def render_parts(
         tdist_again = stratified(num_rays, strata, config.near, config.far, key)
         return in_order(tdist_again, proposed, ~jnp.isfinite(distances.reshape(tdist.shape)))
 
-    yield bench.part(
+    placing = bench.part(
         "placing samples", counts.place_samples(num_rays * each, num_rays * strata),
         lambda _, __, x: place(x), None, None, nearest.distances,
     )  # fmt: skip
-    tdist, empty = place(nearest.distances)
+    yield placing
+    tdist, empty = placing.forward()
     samples = samples_at(tdist, rays, config.near, config.far)
     # Samples known to be empty are not searched for.
     asked = dataclasses.replace(
@@ -345,11 +349,12 @@ def _shading_parts(
         )
 
     moving = cloud.positions, cloud.features[:, :features]
-    yield bench.part(
+    summing = bench.part(
         "annular sums", counts.annular_sums(pairs, queries, len(config.radii), features),
         lambda _, x, samples: sums(x, samples), None, moving, samples,
     )  # fmt: skip
-    seen = annular_features(sums(moving, samples))
+    yield summing
+    seen = annular_features(summing.forward())
     if isinstance(renderer.mlp, NerfMlp):
         widths = (seen.shape[1], *(config.mlp_width,) * config.mlp_depth, 4)
         yield bench.part(
@@ -389,18 +394,18 @@ def optimizer_part(bench: Bench, params: Any) -> Part:
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    seconds = bench.best(update, params, state, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return Part("optimiser", counts.optimizer(size), (seconds, seconds))
+    call = bench.call(cast(Wrapped, update), params, state, params)
+    return Part("optimiser", counts.optimizer(size), call, call)
 
 
-def times(parts: Iterator[Part], calls: float) -> list[Part]:
+def times(parts: Iterable[Part], calls: float) -> list[Part]:
     """Return parts that are called so often."""
     return [dataclasses.replace(part, calls=calls * part.calls) for part in parts]
 
 
-def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list[Part], float]]:
-    """Return the parts and the measured time of a training step, a rollout step and an image."""
+def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list[Part], Call]]:
+    """Return the parts and the whole of a training step, a rollout step and an image."""
     config = bench.config
     scene = dataset.scene_spec(config.data)
     graphdef, state = create_train_state(config, scene)
@@ -409,13 +414,13 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     step, layout = make_train_step(config, graphdef), make_layout(config.train)
     placed = layout.place_batch(batch), layout.place_everywhere(key)
     state = layout.place_state(state)
+    program = bench.compile_(cast(Wrapped, step).lower(state, *placed))
 
     def train() -> Any:
         nonlocal state
-        state, metrics = step(state, *placed)
+        state, metrics = program.result()(state, *placed)
         return metrics
 
-    seconds = bench.best(train)
     frames, robot = jax.tree.map(lambda x: x[0], (batch.frames, batch.robot))
     poses = jax.tree.map(lambda x: x[:3], robot)
     observed = jax.tree.map(lambda x: x[:2], (frames, robot))
@@ -434,14 +439,17 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
         lambda x: x[:: x.shape[0] // config.train.num_rays][: config.train.num_rays], rays
     )
     assert isinstance(model.dynamics, Interlacer)
+    predicting = list(dynamics_parts(bench, model.dynamics, *clouds, poses))
     trained = [
         *times(encoder_parts(bench, model, batch, few), size),
-        *times(dynamics_parts(bench, model.dynamics, *clouds, poses), size * steps),
+        *times(predicting, size * steps),
         *times(render_parts(bench, model, clouds[1], some, training=True), size * images),
         *times(matching_part(bench, model, clouds[1]), size * images),
         optimizer_part(bench, params),
     ]
-    clouds = clouds_of(config.model.num_particles)
+    if few != config.model.num_particles:
+        clouds = clouds_of(config.model.num_particles)
+        predicting = list(dynamics_parts(bench, model.dynamics, *clouds, poses))
     roll = jax.jit(lambda previous, current: model.rollout(previous, current, poses, key))
     camera = jax.tree.map(lambda x: x[0, 0], frames.camera)
     shape = config.data.height, config.data.width
@@ -450,17 +458,14 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     every = rays.z_scale.shape[0] // chunk
     spread = jax.tree.map(lambda x: x[::every][:chunk], rays)
     return {
-        "training step": (trained, seconds),
-        "rollout step": (
-            times(dynamics_parts(bench, model.dynamics, *clouds, poses), 1),
-            bench.best(roll, *clouds),
-        ),
+        TRAINING: (trained, train),
+        "rollout step": (predicting, bench.call(roll, *clouds)),
         "image": (
             times(
                 render_parts(bench, model, clouds[1], spread, training=False),
                 shape[0] * shape[1] / chunk,
             ),
-            bench.best(image, clouds[1], repeats=max(bench.repeats // 3, 1)),
+            bench.call(image, clouds[1]),
         ),
     }
 
@@ -472,8 +477,22 @@ def _rays(frames: Any, config: Config) -> Rays:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rays)
 
 
+def time_all(
+    parts: list[Part], whole: Call, *, training: bool, repeats: int, clock: Callable[[], float]
+) -> tuple["Timed", float]:
+    """Time a whole and each of its parts."""
+    seconds = best_of(whole, repeats=repeats, clock=clock)
+    calls = [part.both if training else part.forward for part in parts]
+    once = [best_of(call, repeats=repeats, clock=clock) for call in calls]
+    return list(zip(parts, once, strict=True)), seconds
+
+
+Timed = list[tuple[Part, float]]
+"""Parts, and the seconds of a call of each."""
+
+
 def rows_of(
-    parts: list[Part], seconds: float, rate: float, bandwidth: float, *, training: bool
+    parts: Timed, seconds: float, rate: float, bandwidth: float, *, training: bool
 ) -> list[dict[str, float | str]]:
     """Return a row per part, of their sum, and of the whole."""
 
@@ -484,9 +503,9 @@ def rows_of(
         }  # fmt: skip
 
     rows, total, least, took = [], counts.Cost(), 0.0, 0.0
-    for part in parts:
+    for part, once in parts:
         cost = (part.need.both if training else part.need.forward) * part.calls
-        floor, measured = cost.seconds(rate, bandwidth), part.calls * part.seconds[training]
+        floor, measured = cost.seconds(rate, bandwidth), part.calls * once
         rows.append(row(part.name, part.calls, cost, floor, measured))
         if part.name != "neighbour search":  # it is in the plan too
             total, least, took = total + cost, least + floor, took + measured
@@ -531,13 +550,19 @@ def main() -> None:
     dataset, batch = read_batch(config, arguments.data)
     batch = jax.tree.map(jnp.asarray, batch)
     clock = time.process_time if arguments.processor else time.perf_counter
-    bench = Bench(config, arguments.repeats, clock)
-    first = machine_rates(2 * bench.repeats, clock)
-    measured = wholes(bench, dataset, batch)
-    again = machine_rates(2 * bench.repeats, clock)
+    repeats = arguments.repeats
+    with compiling_beside() as compile_:
+        programs = wholes(Bench(config, compile_), dataset, batch)
+    settle_memory()
+    first = machine_rates(2 * repeats, clock)
+    measured = {
+        name: time_all(*whole, training=name == TRAINING, repeats=repeats, clock=clock)
+        for name, whole in programs.items()
+    }
+    again = machine_rates(2 * repeats, clock)
     rate, bandwidth = map(max, zip(first, again, strict=True))
     tables = {
-        name: rows_of(parts, took, rate, bandwidth, training=name == "training step")
+        name: rows_of(parts, took, rate, bandwidth, training=name == TRAINING)
         for name, (parts, took) in measured.items()
     }
     about = {

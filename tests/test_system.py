@@ -82,3 +82,39 @@ def test_what_stays_does_not_make_large_buffers_move():
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 100
+
+
+# Leaves free pieces of 1 KiB to 1 MiB, as compilation does. Blocks lie in such pieces, until memory
+# is settled.
+PIECES = """
+import ctypes, random, sys
+from hdvpd.basics import machine
+libc = machine._libc()
+if not machine.keep_freed_memory() or not hasattr(libc, "mallinfo2"):
+    sys.exit(3)
+def lie_below(end):
+    blocks = [libc.malloc(1 << power) for power in range(11, 20)]
+    for block in blocks:
+        libc.free(block)
+    return sum(block < end for block in blocks)
+for training in range(2):
+    sizes = [int(1024 * 1024 ** random.random()) for _ in range(4000)]
+    blocks = [(libc.malloc(size), size) for size in sizes]
+    for start, size in blocks:
+        ctypes.memset(start, 1, size)
+    for start, _ in blocks[::2]:
+        libc.free(start)
+    end = libc.sbrk(0) - libc.mallinfo2().keepcost
+    print(lie_below(end))
+    machine.settle_memory()
+    print(lie_below(end))
+    assert all(ctypes.string_at(start, size) == bytes([1]) * size for start, size in blocks[1::2])
+"""
+
+
+def test_free_pieces_are_closed_and_what_is_used_stays_as_it_is():
+    done = subprocess.run([sys.executable, "-c", PIECES], capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallinfo2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["9", "0"] * 2

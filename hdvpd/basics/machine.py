@@ -12,7 +12,13 @@ _ALLOCATOR = ((_TRIM_THRESHOLD, -1), (_TOP_PAD, 64 * 2**20), (_MMAP_MAX, 0), (_A
 _HUGE_PAGE = 2**21
 _SMALL_BLOCKS = (16, 64, 256)
 """Blocks for what is small are these parts of main memory; pages are taken as they are used."""
-_BEHIND_BLOCKS: list[int] = []
+_HOLES = (2**10, 2**24)
+"""Free pieces of these sizes are closed; of smaller ones glibc has lists of one size each."""
+_CLOSER = 0.93
+"""By which the next smaller hole is asked for: at most the rest of a hole stays open."""
+_RETURNED = 2**16
+"""Pages of closed holes of this size go back to the system."""
+_HELD: list[int] = []
 _CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -46,21 +52,38 @@ def keep_freed_memory() -> bool:
 
 
 def settle_memory() -> None:
-    """Keep what is small apart from large buffers; call it when programs have been compiled.
+    """Make the heap as good as new for large buffers; call it when programs have been compiled.
 
-    What stays, or is only held while the next step begins, must not lie where a large buffer was:
-    the next would not fit there, and the heap would grow by its size. glibc puts it there if no
-    smaller free block has room, and compilation leaves free pieces only. So whole blocks are set
-    aside. What earlier trainings of this process left free goes back to the system.
+    Compilation leaves free pieces of all sizes, 130,000 of them for the demo's training step. glibc
+    keeps those in lists that it walks for every large buffer, in which the demo's step spent 40 %
+    of its time (`benchmarks/allocator.py`). So they are taken, and their pages go back to the
+    system. What is small is kept apart from large buffers: what stays, or is only held while the
+    next step begins, must not lie where a large buffer was, because the next would not fit there,
+    and the heap would grow by its size. glibc puts it there if no smaller free block has room. So
+    whole blocks are set aside. What earlier trainings of this process left goes back, too.
     """
     if not keep_freed_memory():
         return
     libc = _libc()
-    while _BEHIND_BLOCKS:  # of an earlier training
-        libc.free(_BEHIND_BLOCKS.pop())
+    while _HELD:  # since an earlier call
+        libc.free(_HELD.pop())
+    if hasattr(libc, "mallinfo2"):
+        _close_holes(libc)
     libc.malloc_trim(main_memory())  # not the end of the heap, which the next step takes
     for share in _SMALL_BLOCKS:
         _set_block_aside(libc, main_memory() // share)
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's account of its main arena [bytes]: `struct mallinfo2` of <malloc.h>."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 def _libc() -> ctypes.CDLL:
@@ -69,6 +92,10 @@ def _libc() -> ctypes.CDLL:
     libc.realloc.restype = ctypes.c_void_p
     libc.realloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if hasattr(libc, "mallinfo2"):  # since glibc 2.33
+        libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
+        libc.mallinfo2.restype = _MallInfo
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim.argtypes = (ctypes.c_size_t,)
     return libc
@@ -76,7 +103,6 @@ def _libc() -> ctypes.CDLL:
 
 def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
     """Extend the heap by `size` bytes of huge pages, which take memory only when they are used."""
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     start = libc.malloc(size)
     if start is None:  # a limit on address space, or no overcommitment: small pages then
         return
@@ -85,11 +111,28 @@ def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:
     libc.free(start)
 
 
+def _close_holes(libc: ctypes.CDLL) -> None:
+    """Hold every free piece that lies before the end of the heap."""
+    end = (libc.sbrk(0) or 0) - libc.mallinfo2().keepcost
+    smallest, size = _HOLES
+    page = mmap.PAGESIZE
+    while size >= smallest:
+        start = libc.malloc(size)
+        if start is not None and start < end:
+            _HELD.append(start)
+            first, behind = -(-start // page) * page, (start + size) // page * page
+            if size >= _RETURNED:
+                libc.madvise(first, behind - first, mmap.MADV_DONTNEED)
+        else:
+            libc.free(start)
+            size = int(_CLOSER * size)
+
+
 def _set_block_aside(libc: ctypes.CDLL, size: int) -> None:
     """Leave a free block with a few bytes behind it that stay, so that it does not grow."""
     block, behind = libc.malloc(size), libc.malloc(size)
     if behind is not None:  # as large, so that it lies behind; what it shrinks by is free again
-        _BEHIND_BLOCKS.append(libc.realloc(behind, 64))
+        _HELD.append(libc.realloc(behind, 64))
     if block is not None:
         libc.free(block)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from hdvpd.basics.errors import UserError
+from hdvpd.basics.machine import settle_memory
 from hdvpd.basics.statistics import masked_mean
 from hdvpd.basics.types import Batch
 from hdvpd.config import Config, EvalConfig
@@ -224,6 +225,7 @@ def roll_out_window(
     lent = loan and read_robot(dataset, loan.episode, loan.start, length)
     if first:
         compile_window(compiled, batch, lent, controls=controls, seed=config.eval.seed)
+        settle_memory()
     result = evaluate_window(
         compiled,
         batch,
