@@ -5,9 +5,10 @@ follows from the machine's rate of matrix products and its copy bandwidth, both 
 run (`timing.machine_rates`), the time measured, and their ratio. A part takes at least the
 longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
-is written between layers. All programs are compiled first, beside each other; then parts are measured
-XX
-and nothing else. With --processor, times are of the processor instead of the clock: on one core
+is written between layers. All programs are compiled first, beside each other; then parts are
+measured alone, in the order in which they run; what of a whole is not in its parts is its last row.
+Samples out of reach of all particles are searched for and nothing else. With --processor, times are
+of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
 
 `paper` runs with one window and one predicted step, rematerialised as in its configuration. Windows
