@@ -98,4 +98,21 @@ def add_parts(parts: np.ndarray, total: np.ndarray) -> None:
 
     In a parallel function itself, numba would wake all threads for it.
     """
-    total[:] = parts.sum(0)
+    sums, numbers = total.reshape(-1), parts.reshape(parts.shape[0], -1)
+    for column in range(sums.shape[0]):
+        sums[column] = numbers[0, column]
+    for part in range(1, numbers.shape[0]):
+        for column in range(sums.shape[0]):
+            sums[column] += numbers[part, column]
+
+
+@fast_njit()
+@no_type_check
+def copy_rows(rows: np.ndarray, copy: np.ndarray) -> None:
+    """Fill in a copy.
+
+    For `copy[:] = rows` numba compiles the message about shapes that differ, for seconds.
+    """
+    for row in range(copy.shape[0]):
+        for column in range(copy.shape[1]):
+            copy[row, column] = rows[row, column]

@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, add_rows, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
@@ -134,7 +134,8 @@ def _begin(residual, bias, result):
                 result[row, column] = residual[row, column] + bias[column]
     else:
         for row in range(result.shape[0]):
-            result[row] = bias
+            for column in range(result.shape[1]):
+                result[row, column] = bias[column]
 
 
 @fast_njit()
@@ -153,7 +154,7 @@ def _prepare(before, x, norm, epsilon, block):
             for column in range(columns):
                 block[row, column] = gelu(x[row, column])
     else:
-        block[:] = x
+        copy_rows(x, block)
 
 
 @fast_njit()
@@ -186,7 +187,7 @@ def _undo(before, x, norm, epsilon, bar, x_bar, norm_bar):
             for column in range(columns):
                 x_bar[row, column] = bar[row, column] * gelu_slope(x[row, column])
     else:
-        x_bar[:] = bar
+        copy_rows(bar, x_bar)
 
 
 @fast_njit()

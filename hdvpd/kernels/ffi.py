@@ -126,6 +126,7 @@ def ffi_call(
 
 # Also keeps the handlers alive, whose addresses XLA holds.
 _HANDLERS: dict[str, Any] = {}
+_FUNCTIONS: dict[str, Callable[..., None]] = {}
 
 
 @functools.cache
@@ -138,9 +139,15 @@ def _register(function: Any) -> str:
     name = f"{function.__module__}.{function.__qualname__}"
     if name in _HANDLERS:
         raise ValueError(f"two functions {name}: compiled programs could call either.")
+    _FUNCTIONS[name] = function
     _HANDLERS[name] = _Handler(functools.partial(_handle, function))
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_HANDLERS[name]), platform="cpu")
     return name
+
+
+def known(name: str) -> Callable[..., None] | None:
+    """Return the function that programs call by this name."""
+    return _FUNCTIONS.get(name)
 
 
 def _handle(function: Callable[..., None], frame: Any) -> int | None:
@@ -159,13 +166,18 @@ def _handle(function: Callable[..., None], frame: Any) -> int | None:
             *_views(frame.results, writeable=True),
         )
 
-    # Signals interrupt the main thread, which must not leave XLA's buffers to another.
-    in_main_thread = threading.get_ident() == threading.main_thread().ident
-    found = _run(call) if in_main_thread else _run_in_kept_thread(call)
+    found = call_alone(call)
     if found is None:
         return None
     error = _Error(ctypes.sizeof(_Error), None, found.encode(), _INTERNAL_ERROR)
     return frame.api.contents.create_error(ctypes.byref(error))
+
+
+def call_alone(call: Call) -> str | None:
+    """Call in a thread that is kept; return what went wrong."""
+    # Signals interrupt the main thread, which must not leave XLA's buffers to another.
+    in_main_thread = threading.get_ident() == threading.main_thread().ident
+    return _run(call) if in_main_thread else _run_in_kept_thread(call)
 
 
 def _run(call: Call) -> str | None:
@@ -218,9 +230,7 @@ def _view(buffer: _Buffer, writeable: bool) -> np.ndarray:
     shape = tuple(buffer.dims[: buffer.rank])
     dtype = np.dtype(_DTYPES[buffer.dtype])
     size = math.prod(shape) * dtype.itemsize
-    if size == 0:
-        return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_byte * size).from_address(buffer.data)
+    memory: Any = (ctypes.c_byte * size).from_address(buffer.data) if size else None
     view = np.ndarray(shape, dtype, memory)
-    view.flags.writeable = writeable
+    view.flags.writeable = writeable  # part of the type for which numba compiles
     return view

@@ -61,9 +61,9 @@ def build(points: np.ndarray, rows: np.ndarray) -> Tree:
     extents[:, :3], extents[:, 3:] = np.inf, -np.inf
     for leaf in range(num_leaves):
         start, end = len(rows) * leaf // num_leaves, len(rows) * (leaf + 1) // num_leaves
-        leaf_rows[leaf, : end - start] = order[start:end]
         extent = extents[num_leaves + leaf]
         for slot in range(end - start):
+            leaf_rows[leaf, slot] = order[start + slot]
             for axis in range(3):
                 place = points[order[start + slot], axis]
                 leaves[leaf, axis, slot] = place
@@ -71,8 +71,9 @@ def build(points: np.ndarray, rows: np.ndarray) -> Tree:
                 extent[3 + axis] = max(extent[3 + axis], place)
     for node in range(num_leaves - 1, 0, -1):
         first, second = extents[2 * node], extents[2 * node + 1]
-        extents[node, :3] = np.minimum(first[:3], second[:3])
-        extents[node, 3:] = np.maximum(first[3:], second[3:])
+        for axis in range(3):
+            extents[node, axis] = min(first[axis], second[axis])
+            extents[node, 3 + axis] = max(first[3 + axis], second[3 + axis])
     return Tree(extents.reshape(num_leaves, 12), leaves, leaf_rows)
 
 

@@ -9,7 +9,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, add_rows, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
@@ -132,7 +132,7 @@ def _to_queries(
             sums, normalizers = space[2, : end - begin], per_head[: end - begin]
             _features(qkv[begin:end], 0, scale, least, queries)
             _normalize(queries, total, normalizers)
-            divided[:] = result_bar[begin:end]
+            copy_rows(result_bar[begin:end], divided)
             _divide(normalizers, divided)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
@@ -176,8 +176,7 @@ def _to_keys_and_values(
             keys, bar = space[0, : end - begin], space[1, : end - begin]
             _features(qkv[begin:end], width, np.float32(1), least, keys)
             _weigh(share[begin:end], keys)
-            for row in range(end - begin):
-                bar[row] = total_bar
+            _repeat(total_bar, bar)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
@@ -281,3 +280,11 @@ def _spread(weights, total, rows):
             weight = weights[row, head]
             for column in range(width):
                 rows[row, head * width + column] = weight * total[head, column]
+
+
+@fast_njit()
+@no_type_check
+def _repeat(row, rows):
+    for number in range(rows.shape[0]):
+        for column in range(rows.shape[1]):
+            rows[number, column] = row[column]

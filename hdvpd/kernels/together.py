@@ -7,6 +7,8 @@ from typing import Any
 
 from jax.stages import Compiled, Lowered
 
+from hdvpd.kernels.rehearsal import rehearsals
+
 Lower = Callable[[], Lowered]
 
 
@@ -28,14 +30,19 @@ def compile_together(lower: Iterable[Lower]) -> list[Compiled]:
 def compiling_beside() -> Iterator[Callable[[Lowered], Future[Compiled]]]:
     """Let programs be compiled beside whatever is done inside; all are ready at its end.
 
+    So are the host functions that they call.
+
     Raises:
       Exception: what the first that failed to compile raised.
     """
     programs: list[Future[Compiled]] = []
     with ThreadPoolExecutor(thread_name_prefix="hdvpd-compile") as pool:
 
-        def compile_(program: Any) -> Future[Compiled]:
+        def compile_(program: Lowered) -> Future[Compiled]:
+            calls = rehearsals(program)  # before XLA's compiler may change what they are read from
             programs.append(pool.submit(program.compile))
+            for call in calls:
+                pool.submit(call)
             return programs[-1]
 
         yield compile_
