@@ -23,13 +23,23 @@ def test_each_program_is_the_one_asked_for() -> None:
     assert [float(program(x)[1]) for program in compiled] == [2.0, 3.0, 5.0]
 
 
-class _Waits:
+class _Traced(Lowered):
+    """A program that calls no host function."""
+
+    def __init__(self):
+        pass
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        return jax.jit(jnp.sin).lower(0.0).compiler_ir(dialect)
+
+
+class _Waits(_Traced):
     """A program whose compilation ends once another one has been traced."""
 
     def __init__(self, traced: threading.Event):
         self.traced = traced
 
-    def compile(self) -> Compiled:
+    def compile(self, *_: Any, **__: Any) -> Compiled:
         assert self.traced.wait(60)
         assert threading.current_thread() is not threading.main_thread()
         return jax.jit(jnp.sin).lower(0.0).compile()
@@ -54,8 +64,8 @@ def test_one_is_traced_while_another_is_compiled() -> None:
 def test_what_goes_wrong_in_a_compilation_is_raised() -> None:
     x = jnp.arange(3.0)
 
-    class Broken:
-        def compile(self) -> Any:
+    class Broken(_Traced):
+        def compile(self, *_: Any, **__: Any) -> Any:
             raise ValueError("no such program")
 
     with pytest.raises(ValueError, match="no such program"):

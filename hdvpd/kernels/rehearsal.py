@@ -12,16 +12,16 @@ from jax.stages import Lowered
 from hdvpd.kernels.ffi import call_alone, known
 
 _DTYPES: dict[str, Any] = {
-    "i1": np.bool_, "i8": np.int8, "i32": np.int32, "i64": np.int64, "ui8": np.uint8,
-    "ui32": np.uint32, "ui64": np.uint64, "bf16": ml_dtypes.bfloat16, "f32": np.float32,
-    "f64": np.float64,
+    "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "ui8": np.uint8, "ui16": np.uint16, "ui32": np.uint32, "ui64": np.uint64,
+    "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
 
 _rehearsed: set[Any] = set()
 _choosing = threading.Lock()
 
 
-def rehearsals(program: Lowered) -> list[Callable[[], None]]:
+def rehearsals(program: Lowered) -> list[Callable[[], object]]:
     """Return calls of the host functions of a program that compile what they run.
 
     numba compiles a function for the types of its first arguments: half a minute for a training
@@ -35,7 +35,7 @@ def rehearsals(program: Lowered) -> list[Callable[[], None]]:
     Returns:
       Those that no program before had, by function and by type and rank of their arrays.
     """
-    found: list[Callable[[], None]] = []
+    found: list[Callable[[], object]] = []
 
     def see(op: Any) -> Any:
         if op.name == "stablehlo.custom_call":
@@ -49,7 +49,8 @@ def rehearsals(program: Lowered) -> list[Callable[[], None]]:
                     found.append(lambda: call_alone(lambda: _rehearse(function, given, filled)))
         return ir.WalkResult.ADVANCE
 
-    program.compiler_ir("stablehlo").operation.walk(see)
+    module: Any = program.compiler_ir("stablehlo")
+    module.operation.walk(see)
     return found
 
 
