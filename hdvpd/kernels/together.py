@@ -40,8 +40,8 @@ def compiling_beside() -> Iterator[Callable[[Lowered], Future[Compiled]]]:
         def compile_(program: Lowered) -> Future[Compiled]:
             calls = rehearsals(program)  # before XLA's compiler may change what they are read from
             programs.append(pool.submit(program.compile))
-            for call in calls:
-                pool.submit(call)
+            # One after another: numba compiles no two at once, and their arrays take memory.
+            pool.submit(lambda: [call() for call in calls])
             return programs[-1]
 
         yield compile_
