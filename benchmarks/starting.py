@@ -28,8 +28,8 @@ def start(code: Path, experiment: str, data: Path, folder: Path, cache: Path) ->
     """Return seconds by the clock and of the processor for a run of one step."""
     # jax tells XLA's log to speak where nothing is said, here and in what is started.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TF_CPP_"))}
-    kept = {"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": str(cache / "host-code")}
-    environment |= kept | {"PYTHONPATH": str(code)}
+    environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(code)}
+    environment["NUMBA_CACHE_DIR"] = str(cache / "host-code")
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     first_step = float("nan")
     with subprocess.Popen(

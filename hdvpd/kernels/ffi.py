@@ -124,9 +124,8 @@ def ffi_call(
     return list(call(*arguments))
 
 
-# Also keeps the handlers alive, whose addresses XLA holds.
-_HANDLERS: dict[str, Any] = {}
-_FUNCTIONS: dict[str, Callable[..., None]] = {}
+# Functions and their handlers, which have to stay alive: XLA holds their addresses.
+_REGISTERED: dict[str, tuple[Callable[..., None], Any]] = {}
 
 
 @functools.cache
@@ -137,17 +136,17 @@ def _register(function: Any) -> str:
     the same one in every process.
     """
     name = f"{function.__module__}.{function.__qualname__}"
-    if name in _HANDLERS:
+    if name in _REGISTERED:
         raise ValueError(f"two functions {name}: compiled programs could call either.")
-    _FUNCTIONS[name] = function
-    _HANDLERS[name] = _Handler(functools.partial(_handle, function))
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_HANDLERS[name]), platform="cpu")
+    handler = _Handler(functools.partial(_handle, function))
+    _REGISTERED[name] = function, handler
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
     return name
 
 
 def known(name: str) -> Callable[..., None] | None:
-    """Return the function that programs call by this name."""
-    return _FUNCTIONS.get(name)
+    """Return the function that programs call by this name; None if it is none of ours."""
+    return _REGISTERED.get(name, (None, None))[0]
 
 
 def _handle(function: Callable[..., None], frame: Any) -> int | None:
@@ -174,7 +173,7 @@ def _handle(function: Callable[..., None], frame: Any) -> int | None:
 
 
 def call_alone(call: Call) -> str | None:
-    """Call in a thread that is kept; return what went wrong."""
+    """Call, outside the main thread in one that is kept; return what went wrong."""
     # Signals interrupt the main thread, which must not leave XLA's buffers to another.
     in_main_thread = threading.get_ident() == threading.main_thread().ident
     return _run(call) if in_main_thread else _run_in_kept_thread(call)
