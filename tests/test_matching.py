@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hdvpd.dynamics.matching import match_distance
 
@@ -28,8 +29,9 @@ def one_way(points, colors, mask, others, other_colors, other_mask):
     return np.mean(total)
 
 
-def test_equals_the_slow_version():
-    predicted, measured = draw(40, 0), draw(30, 1)
+@pytest.mark.parametrize("sizes", [(40, 30), (128, 300), (300, 40)])
+def test_equals_the_slow_version(sizes):
+    predicted, measured = draw(sizes[0], 0), draw(sizes[1], 1)
     expected = one_way(*predicted, *measured) + one_way(*measured, *predicted)
     np.testing.assert_allclose(distance(*predicted, *measured), expected, rtol=1e-4)
 
