@@ -17,6 +17,8 @@ from hdvpd.kernels.lanes import LANES, at_most, lowest_bit
 _LEAF = LANES
 # Queries that follow each other and share their working memory.
 _BLOCK = 128
+# At so many blocks threads take turns.
+_TURNS = 16
 # Keys of a vector.
 _KEYS = 8
 _LEAST = np.iinfo(np.int64).min
@@ -224,7 +226,11 @@ def nearest(
     """
     boxes, points, rows = tree
     num_queries, num_found = indices.shape
-    for block in prange(-(-num_queries // _BLOCK)):
+    # What follows each other costs alike, as the rays of a row of pixels do: a thread's blocks are
+    # from all over.
+    rounds = -(-num_queries // (_BLOCK * _TURNS))
+    for number in prange(rounds * _TURNS):
+        block = number % rounds * _TURNS + number // rounds
         # The greatest key first. What fills the last vector, and ends it, is less than any key.
         best = np.empty(-(-num_found // _KEYS) * _KEYS + 1, np.int64)
         best[num_found:] = _LEAST
