@@ -5,27 +5,38 @@ Pure functions of links, without gradient; a label is the number of a particle, 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
+from hdvpd.kernels import components_host
+from hdvpd.kernels.choice import Kernels, use_host_kernels
+from hdvpd.kernels.host import host_call
 
 
 def connected_labels(
-    members: Bool[Array, "n"], linked: Bool[Array, "n k"], indices: Int[Array, "n k"]
+    members: Bool[Array, "n"],
+    linked: Bool[Array, "n k"],
+    indices: Int[Array, "n k"],
+    kernels: Kernels = "auto",
 ) -> Int[JaxArray, "n"]:
     """Label the connected components of a graph of neighbours, whichever of two counts the other.
 
-    Rounds of hooking and jumping until nothing changes (Shiloach and Vishkin, J. Algorithms 1982):
-    about six, whatever the shape of a thing and the order of its particles.
+    In plain JAX by rounds of hooking and jumping until nothing changes (Shiloach and Vishkin, J.
+    Algorithms 1982): about six, whatever the shape of a thing and the order of its particles.
 
     Args:
       members: which particles are of the graph.
       linked: which neighbours a particle hangs together with.
       indices: of the neighbours.
+      kernels: form in which this is computed.
 
     Returns:
       The largest number of a particle's component, -1 for those that are no members.
     """
     count = members.shape[0]
+    if use_host_kernels(kernels):
+        labels = [jax.ShapeDtypeStruct((count,), np.int32)]
+        return host_call(components_host.connect, labels, members, linked, indices)[0]
     linked &= members[indices] & members[:, None]
 
     def spread(
@@ -56,6 +67,7 @@ def followed(
     distances: Float[Array, "n k"],
     indices: Int[Array, "n k"],
     rounds: int,
+    kernels: Kernels = "auto",
 ) -> Int[JaxArray, "n"]:
     """Give what has no label that of its nearest neighbour that has one.
 
@@ -65,7 +77,12 @@ def followed(
       distances: of the neighbours [m].
       indices: of the neighbours.
       rounds: how many neighbours away a label may come from.
+      kernels: form in which this is computed.
     """
+    if use_host_kernels(kernels):
+        labels = [jax.ShapeDtypeStruct(label.shape, np.int32)]
+        arguments = label, linked, distances, indices, np.asarray(rounds, np.int32)
+        return host_call(components_host.follow, labels, *arguments)[0]
 
     def follow(_: object, label: Int[JaxArray, "n"]) -> Int[JaxArray, "n"]:
         apart = jnp.where(linked & (label[indices] >= 0), distances, jnp.inf)

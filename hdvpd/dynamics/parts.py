@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray
 from hdvpd.dynamics.components import connected_labels, followed
 from hdvpd.dynamics.surroundings import Surroundings
+from hdvpd.kernels.choice import Kernels
 
 # Squared difference of hues, in units of an edge, below which they are one.
 _ONE_HUE = 0.5
@@ -40,6 +41,7 @@ def told_apart(
     around: Surroundings,
     places: Float[Array, "n 2"],
     height_m: Float[Array, "n"],
+    kernels: Kernels = "auto",
 ) -> Int[JaxArray, "n"]:
     """Tell apart the things that hang together.
 
@@ -50,6 +52,7 @@ def told_apart(
       around: the particles' surroundings.
       places: where particles stand [m].
       height_m: above the support [m].
+      kernels: form in which labels are computed.
 
     Returns:
       For every particle the number of one of its thing, the same for all of them; -1 as in `whole`.
@@ -57,26 +60,29 @@ def told_apart(
     """
     whole = jnp.asarray(whole)
     near &= (whole[around.indices] == whole[:, None]) & (whole >= 0)[:, None]
-    part = _of_one_hue(jnp.asarray(near), around)
-    joined = _joined(part, whole, jnp.asarray(around.hue), jnp.asarray(places), height_m)
+    part = _of_one_hue(jnp.asarray(near), around, kernels)
+    hue, places = jnp.asarray(around.hue), jnp.asarray(places)
+    joined = _joined(part, whole, hue, places, height_m, kernels)
     # What hangs on no part goes with the particle that numbers the whole.
     rest = jnp.where(part < 0, whole, joined)[jnp.maximum(whole, 0)]
     return jnp.where(part < 0, jnp.where(whole < 0, -1, rest), joined)
 
 
-def _of_one_hue(near: Bool[JaxArray, "n k"], around: Surroundings) -> Int[JaxArray, "n"]:
+def _of_one_hue(
+    near: Bool[JaxArray, "n k"], around: Surroundings, kernels: Kernels
+) -> Int[JaxArray, "n"]:
     """Label parts of one hue, as DBSCAN does clusters (Ester et al., KDD 1996)."""
     indices, distances = jnp.asarray(around.indices), jnp.asarray(around.distances)
     like = near & (jnp.asarray(around.unlike) < _ONE_HUE)
     alike = like.sum(axis=1)
     core = (alike >= _CORE_SHARE * near.sum(axis=1)) & (alike >= _CORE_LEAST)
-    label = connected_labels(core, like, indices)
-    label = followed(label, like, distances, indices, _ROUNDS)
+    label = connected_labels(core, like, indices, kernels)
+    label = followed(label, like, distances, indices, _ROUNDS, kernels)
     count = label.shape[0]
     bins = jnp.where(label < 0, count, label)
     size = jax.ops.segment_sum(jnp.ones(count), bins, count + 1)[bins]
     label = jnp.where(size < _FEWEST, -1, label)
-    return followed(label, near, distances, indices, _ROUNDS)
+    return followed(label, near, distances, indices, _ROUNDS, kernels)
 
 
 def _joined(
@@ -85,6 +91,7 @@ def _joined(
     hue: Float[Array, "n 3"],
     places: Float[Array, "n 2"],
     height_m: Float[Array, "n"],
+    kernels: Kernels,
 ) -> Int[JaxArray, "n"]:
     """Label particles by the part that theirs belongs to; those of no part keep -1."""
     count = part.shape[0]
@@ -99,7 +106,7 @@ def _joined(
     middle, its_hue = _means(places, rank, most), _means(hue, rank, most)
     same = together & (_apart2(its_hue) < _ONE_HUE) & (_apart2(middle) < _FAR_M**2)
     every = jnp.broadcast_to(jnp.arange(most), same.shape)
-    group = connected_labels(real, same, every)
+    group = connected_labels(real, same, every, kernels)
     group = jnp.where(real, group, every[0])
 
     of = jnp.append(group, most)[rank]

@@ -13,6 +13,7 @@ from hdvpd.config import Up
 from hdvpd.dynamics.components import connected_labels, followed
 from hdvpd.dynamics.parts import told_apart
 from hdvpd.dynamics.surroundings import PARTNERS, Surroundings
+from hdvpd.kernels.choice import Kernels
 
 # Below this a particle may be the support's.
 _ABOVE_M = 0.012
@@ -76,7 +77,9 @@ class Segments:
         return self.sum(weights.reshape(broad) * values) / total.reshape(broad)
 
 
-def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
+def segments(
+    cloud: ParticleCloud, around: Surroundings, *, up: Up, kernels: Kernels = "auto"
+) -> Segments:
     """Tell things apart.
 
     With an axis that points up, things are what stands more than 1.2 cm above its support, which is
@@ -89,6 +92,7 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
       cloud: particles, `mask` those that are not the robot's.
       around: their surroundings.
       up: axis of the world that points up; "none" where it is not known.
+      kernels: form in which labels are computed.
     """
     positions = jax.lax.stop_gradient(jnp.asarray(cloud.positions))
     mask = jnp.asarray(cloud.mask)
@@ -97,17 +101,17 @@ def segments(cloud: ParticleCloud, around: Surroundings, *, up: Up) -> Segments:
     near = (distances < _LINK_REACHES * reach_m) & mask[indices] & mask[:, None]
     like = near & (jnp.asarray(around.unlike) < 1.0)
     if up == "none":
-        label = connected_labels(mask, like, indices)
+        label = connected_labels(mask, like, indices, kernels)
         height_m = jnp.zeros(mask.shape)
     else:
         axis = up_axis(up)
         height_m = jnp.where(mask, positions @ axis - _support(positions, mask, axis), 0.0)
         standing = mask & (height_m > _ABOVE_M)
         touching = near & (distances < _TOUCHING_REACHES * reach_m)
-        whole = connected_labels(standing, like | touching, indices)
+        whole = connected_labels(standing, like | touching, indices, kernels)
         level = positions[:, np.flatnonzero(axis == 0)]
-        label = told_apart(whole, near, around, level, height_m)
-        label = followed(label, like, distances, indices, _EDGE_ROUNDS)
+        label = told_apart(whole, near, around, level, height_m, kernels)
+        label = followed(label, like, distances, indices, _EDGE_ROUNDS, kernels)
     count = label.shape[0]
     found = Segments(jnp.where(mask & (label >= 0), label, count), height_m, reach_m)
     if up != "none":

@@ -62,12 +62,21 @@ def light_blocked(
     ahead = apart[0] * way[None, :, 0] + apart[1] * way[None, :, 1] + apart[2] * way[None, :, 2]
     beside = jnp.maximum(apart[0] ** 2 + apart[1] ** 2 + apart[2] ** 2 - ahead**2, 0.0)
     near = jnp.exp(-((beside * jnp.exp(-2 * lamp.log_radii)[:, None]) ** 2))
-    kept = 1.0 - _MOST * near * jax.nn.sigmoid(ahead / _BEHIND_M)
-    # Half by half, whose derivative needs no logarithm.
-    while len(kept) > 1:
-        half = len(kept) // 2
-        kept = jnp.concatenate([kept[:half] * kept[half : 2 * half], kept[2 * half :]])
-    return 1.0 - kept[0]
+    return 1.0 - _product(1.0 - _MOST * near * jax.nn.sigmoid(ahead / _BEHIND_M))
+
+
+@jax.custom_jvp
+def _product(kept: Float[Array, "p n"]) -> Float[JaxArray, "n"]:
+    """Return the product over the first axis, of which nothing is 0."""
+    return jnp.prod(kept, axis=0)
+
+
+@_product.defjvp
+def _(
+    primals: tuple[Float[Array, "p n"]], tangents: tuple[Float[Array, "p n"]]
+) -> tuple[Float[JaxArray, "n"], Float[JaxArray, "n"]]:
+    product = _product(*primals)
+    return product, product * jnp.sum(tangents[0] / primals[0], axis=0)
 
 
 class Shadow(nnx.Module):

@@ -24,6 +24,7 @@ from hdvpd.dynamics.carrying import held_along
 from hdvpd.dynamics.segments import Segments, segments, up_axis
 from hdvpd.dynamics.surroundings import Surroundings
 from hdvpd.dynamics.unseen import Unseen, unseen_of_things
+from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Backend, knn
 
 # In touch is what is nearer to the body than this and a share of the distance between particles:
@@ -108,6 +109,7 @@ def moved_things(
     up: Up,
     unseen: Unseen | None = None,
     backend: Backend = "auto",
+    kernels: Kernels = "auto",
 ) -> Things:
     """Predict how what is not the robot moves.
 
@@ -121,9 +123,10 @@ def moved_things(
         support, and nothing falls.
       unseen: what cannot be seen of things; None takes what is likeliest.
       backend: of the neighbour searches.
+      kernels: form in which things are told apart.
     """
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
-    found = segments(cloud, around, up=up)
+    found = segments(cloud, around, up=up, kernels=kernels)
     axis = None if up == "none" else up_axis(up)
     gripper = jnp.asarray(robot.gripper)
     able = closed(gripper[2])
@@ -259,7 +262,7 @@ def _passed_on(
     from_middle = _flat(top.middle[:, None] - top.middle[indices], axis)
     between_m = safe_norm(from_middle)
 
-    def pass_on(_: object, moved_m: Float[JaxArray, "n 3"]) -> Float[JaxArray, "n 3"]:
+    def pass_on(moved_m: Float[JaxArray, "n 3"]) -> tuple[Float[JaxArray, "n 3"], Array]:
         push = _flat(moved_m, axis)
         way_m = jax.lax.stop_gradient(safe_norm(push))
         ahead = jax.lax.stop_gradient(push) / jnp.maximum(way_m, 1e-6)[:, None]
@@ -277,9 +280,15 @@ def _passed_on(
         pushed = found.inside & (most_m > found.max(way_m) + _STILL_M)
         given_m = jnp.where(pushed[:, None], share[:, None] * push[source], 0.0)
         turned_m = _turned(given_m, top, found, own_m > 0.0, axis, unseen)
-        return jnp.where(pushed[:, None], turned_m, moved_m)
+        return jnp.where(pushed[:, None], turned_m, moved_m), pushed.any()
 
-    return jax.lax.fori_loop(0, _ROW, pass_on, moved_m)
+    # A branch: most of the time nothing is pushed, and then nothing pushes another.
+    return jax.lax.fori_loop(
+        0,
+        _ROW,
+        lambda _, state: jax.lax.cond(state[1], pass_on, lambda x: (x, False), state[0]),
+        (moved_m, jnp.any(jnp.asarray(moved_m) != 0)),
+    )[0]
 
 
 def _held(

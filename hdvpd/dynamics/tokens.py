@@ -153,7 +153,7 @@ class ReadOut(nnx.Module):
         if not self.config.stochastic:
             return Known(robots, None)
         others = dataclasses.replace(current, mask=jnp.asarray(current.mask) & ~robots)
-        found = segments(others, around, up=self.config.up)
+        found = segments(others, around, up=self.config.up, kernels=self.config.kernels)
         return Known(robots, draw_unseen(found, current.positions, self.config.hidden_spreads, key))
 
     def __call__(
@@ -238,8 +238,9 @@ class ReadOut(nnx.Module):
         carried_m = taken_along(current, robot, 1, 2, backend=knn)
         boxes = identity.body.boxes
         things = moved_things(
-            current, robot, ~robots, around, boxes, up=up, unseen=known.unseen, backend=knn
-        )
+            current, robot, ~robots, around, boxes,
+            up=up, unseen=known.unseen, backend=knn, kernels=self.config.kernels,
+        )  # fmt: skip
         told = [things.share, jnp.tanh(things.gap_m / MOTION_SCALE_M), things.opening]
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
