@@ -20,9 +20,12 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from hdvpd.basics.machine import usable_cores
+
 Call = Callable[[], None]
 Answer = queue.SimpleQueue[str | None]
 
+_FEW_CORES = 4
 _VERSION = (0, 3)
 _METADATA = 1
 _INTERNAL_ERROR = 13
@@ -173,10 +176,14 @@ def _handle(function: Callable[..., None], frame: Any) -> int | None:
 
 
 def call_alone(call: Call) -> str | None:
-    """Call, outside the main thread in one that is kept; return what went wrong."""
+    """Call, on many cores and outside the main thread in one that is kept; return what went wrong.
+
+    On few cores OpenMP's workers are few, and to hand a call over would cost more than they do.
+    """
     # Signals interrupt the main thread, which must not leave XLA's buffers to another.
     in_main_thread = threading.get_ident() == threading.main_thread().ident
-    return _run(call) if in_main_thread else _run_in_kept_thread(call)
+    few = usable_cores() <= _FEW_CORES
+    return _run(call) if in_main_thread or few else _run_in_kept_thread(call)
 
 
 def _run(call: Call) -> str | None:
