@@ -165,7 +165,9 @@ def encoder_parts(bench: Bench, model: Model, batch: Batch, particles: int) -> I
             config.render.far,
         )  # fmt: skip
         flat = points.reshape(-1, 3), features.reshape(-1, features.shape[-1]), valid.reshape(-1)
-        return subsample(*flat, particles, key, even=config.model.even)
+        return subsample(
+            *flat, particles, key, even=config.model.even, kernels=config.model.kernels
+        )
 
     pixels = shape[1] * shape[2] * shape[3]
     drawing = counts.draw_particles(pixels, particles, config.model.feature_dim)

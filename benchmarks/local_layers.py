@@ -34,11 +34,11 @@ from timing import added_mib, fitted_exponent, interleaved, return_freed_memory,
 from hdvpd.attention.graphs import neighbor_graph
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.linear import linear_attention
-from hdvpd.basics.geometry import z_order
 from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config import Config, ModelConfig, SceneSpec
 from hdvpd.config.members import member_names, with_member
 from hdvpd.dynamics.interlacer import InterlacerSettings
+from hdvpd.encoders.particles import z_order
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import Walks, exact_walks

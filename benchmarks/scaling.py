@@ -26,12 +26,12 @@ import numpy as np
 from timing import best_of, fitted_exponent, peak_gib, surface
 
 import hdvpd.basics.layers
-from hdvpd.basics.geometry import z_order
 from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.basics.types import ParticleCloud, Rays, RobotPoints
 from hdvpd.config import SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.interlacer import Interlacer
+from hdvpd.encoders.particles import z_order
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.training.step import create_model, merge_model

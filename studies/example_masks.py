@@ -19,8 +19,8 @@ from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.attention.masks.rwgnk import rwgnk_mask
 from hdvpd.attention.masks.walks import SparseMask, WalkMask, walk_rows
 from hdvpd.attention.sampled_walks import sample_walks
-from hdvpd.basics.geometry import z_order
 from hdvpd.basics.types import Float, Int
+from hdvpd.encoders.particles import z_order
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks, exact_walks, merged
 from studies.attention.graphs import edge_graph

@@ -22,7 +22,7 @@ from hdvpd.kernels import annular_sums_host
 from hdvpd.kernels.neighbors import knn
 from hdvpd.render import renderer
 from hdvpd.render.rays import Samples, stratified
-from hdvpd.render.renderer import Renderer, _reached_first
+from hdvpd.render.renderer import Renderer
 
 CHANNELS, HEIGHT, WIDTH = 3, 6, 8
 CONFIG = RenderConfig(
@@ -480,14 +480,6 @@ def test_descent_brings_a_particle_to_the_pixels_it_should_explain(shift, long):
         grad = np.asarray(gradient(position, target))
         position = position - step * grad / np.linalg.norm(grad)
     assert np.linalg.norm(position - goal) < 0.004
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_samples_in_reach_come_first_in_their_order(share):
-    reached = np.random.default_rng(0).uniform(size=50) < share
-    order, place = _reached_first(reached)
-    np.testing.assert_array_equal(order, np.argsort(~reached, kind="stable"))
-    np.testing.assert_array_equal(place, np.argsort(order))
 
 
 PARTICLES = dataclasses.replace(

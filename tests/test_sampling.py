@@ -4,7 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from hdvpd.basics.sampling import systematic_subset, uniform_fraction, uniform_subset
+from hdvpd.basics.sampling import (
+    marked_first,
+    systematic_subset,
+    uniform_fraction,
+    uniform_subset,
+)
 
 subset = jax.jit(uniform_subset, static_argnums=1)
 fraction = jax.jit(uniform_fraction, static_argnums=1)
@@ -135,3 +140,11 @@ def test_favoured_elements_are_drawn_at_even_distances():
         rank = among[np.argsort(order)[np.asarray(indices)]][group[np.asarray(indices)]]
         stretch = group.sum() / count
         assert np.abs(rank - (np.arange(count) + 0.5) * stretch).max() <= stretch / 2 + 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_marked_elements_come_first_in_their_order(share):
+    marked = np.random.default_rng(0).uniform(size=50) < share
+    order, place = marked_first(marked)
+    np.testing.assert_array_equal(order, np.argsort(~marked, kind="stable"))
+    np.testing.assert_array_equal(place, np.argsort(order))

@@ -7,7 +7,7 @@ Camera axes are OpenCV's (x right, y down, z forward); the centre of pixel (row 
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.types import Array, Bool, Camera, Float, Int, Rays
+from hdvpd.basics.types import Array, Camera, Float, Rays
 
 EXACT = jax.lax.Precision.HIGHEST
 """Of products of places: by default GPUs may round factors to 10 bits, a millimetre at 1.2 m."""
@@ -107,28 +107,6 @@ def pixel_rays(camera: Camera, height: int, width: int) -> Rays:
         directions=rays.directions.reshape(height, width, 3),
         z_scale=rays.z_scale.reshape(height, width),
     )
-
-
-def z_order(points: Float[Array, "n 3"], mask: Bool[Array, "n"]) -> Int[Array, "n"]:
-    """Return an order in which points that are near in space mostly follow each other.
-
-    It is that of the Z curve (Morton codes) over 1,024 cells per axis of the points' bounding cube;
-    points of one cell keep their order.
-
-    Args:
-      points: [m], finite where the mask is True.
-      mask: points to order; the others come last, in their order.
-    """
-    points = jnp.asarray(points)
-    low = jnp.where(mask[:, None], points, jnp.inf).min(0, keepdims=True)
-    offset = jnp.where(mask[:, None], points - low, 0.0)
-    size = jnp.maximum(offset.max(), jnp.finfo(jnp.float32).tiny)
-    cells = jnp.clip(offset / size * 1024, 0, 1023).astype(jnp.uint32)
-    code = jnp.zeros(points.shape[:1], jnp.uint32)
-    for bit in range(10):
-        for axis in range(3):
-            code |= ((cells[:, axis] >> bit) & 1) << (3 * bit + axis)
-    return jnp.argsort(jnp.where(mask, code, 1 << 30), stable=True).astype(jnp.int32)
 
 
 def safe_norm(vectors: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:

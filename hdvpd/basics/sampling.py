@@ -64,7 +64,7 @@ def systematic_subset(
     share = size * weight * many / jnp.maximum(weight * many + few, 1)
     of_first = jnp.minimum(jnp.maximum(jnp.round(share).astype(jnp.int32), size - few), many)
     of_others = jnp.minimum(size - of_first, few)
-    apart = jnp.argsort(jnp.where(first, 0, jnp.where(mask[order], 1, 2)), stable=True)
+    apart, _ = marked_first(first)
     rank = jnp.where(
         slots < of_first,
         _systematic_ranks(slots, start, many, of_first),
@@ -109,3 +109,15 @@ def uniform_fraction(
 
 def _scores(key: PRNGKey, count: int) -> Float[Array, "a"]:
     return jax.random.uniform(key, (count,))
+
+
+def marked_first(marked: Bool[Array, "q"]) -> tuple[Int[Array, "q"], Int[Array, "q"]]:
+    """Return the order that puts marked elements first, and every element's place in it.
+
+    The stable sort of a mask and its inverse, by counting: sorts of an image's samples cost an
+    eighth of its rendering on a CPU.
+    """
+    rows = jnp.arange(marked.shape[0], dtype=jnp.int32)
+    before = jnp.cumsum(marked, dtype=jnp.int32)
+    place = jnp.where(marked, before - 1, before[-1] + rows - before)
+    return jnp.zeros_like(rows).at[place].set(rows, unique_indices=True), place

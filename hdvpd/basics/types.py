@@ -16,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Bool, Float, Int, Key, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Key, Shaped, UInt8, UInt32
 
 Array = jax.Array | np.ndarray
 # Inside jitted modules everything is a jax array.
@@ -40,6 +40,7 @@ __all__ = [
     "RobotPoints",
     "Shaped",
     "UInt8",
+    "UInt32",
     "is_known",
     "pytree",
     "static",

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.geometry import unproject, z_order
+from hdvpd.basics.geometry import unproject
 from hdvpd.basics.sampling import systematic_subset, uniform_subset
-from hdvpd.basics.types import Array, Bool, Camera, Float, ParticleCloud, PRNGKey
+from hdvpd.basics.types import Array, Bool, Camera, Float, Int, JaxArray, ParticleCloud, PRNGKey
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.order import order_of
 
 
 def visible_points(
@@ -107,6 +109,7 @@ def subsample(
     even: bool = False,
     favoured: Bool[Array, "a"] | None = None,
     weight: float = 1.0,
+    kernels: Kernels = "auto",
 ) -> ParticleCloud:
     """Draw exactly num_particles valid points, each with the same probability, and none twice.
 
@@ -123,16 +126,42 @@ def subsample(
         of equal length, so that there are no holes; otherwise independently.
       favoured: points that are drawn `weight` times as often as others; with `even` only.
       weight: see there.
+      kernels: form in which points are sorted.
     """
     if even:
-        order = z_order(points, valid)
+        order = z_order(points, valid, kernels)
         chosen, mask = systematic_subset(order, valid, num_particles, key, favoured, weight)
     else:
         chosen, mask = uniform_subset(valid, num_particles, key)
-        order = z_order(points[chosen], mask)
+        order = z_order(points[chosen], mask, kernels)
         chosen, mask = chosen[order], mask[order]
     return ParticleCloud(
         positions=jnp.where(mask[:, None], points[chosen], 0.0),
         features=jnp.where(mask[:, None], features[chosen], 0.0),
         mask=mask,
     )
+
+
+def z_order(
+    points: Float[Array, "n 3"], mask: Bool[Array, "n"], kernels: Kernels = "auto"
+) -> Int[JaxArray, "n"]:
+    """Return an order in which points that are near in space mostly follow each other.
+
+    It is that of the Z curve (Morton codes) over 1,024 cells per axis of the points' bounding cube;
+    points of one cell keep their order.
+
+    Args:
+      points: [m], finite where the mask is True.
+      mask: points to order; the others come last, in their order.
+      kernels: form in which they are sorted.
+    """
+    points = jnp.asarray(points)
+    low = jnp.where(mask[:, None], points, jnp.inf).min(0, keepdims=True)
+    offset = jnp.where(mask[:, None], points - low, 0.0)
+    size = jnp.maximum(offset.max(), jnp.finfo(jnp.float32).tiny)
+    cells = jnp.clip(offset / size * 1024, 0, 1023).astype(jnp.uint32)
+    code = jnp.zeros(points.shape[:1], jnp.uint32)
+    for bit in range(10):
+        for axis in range(3):
+            code |= ((cells[:, axis] >> bit) & 1) << (3 * bit + axis)
+    return order_of(jnp.where(mask, code, jnp.uint32(1 << 30)), kernels)

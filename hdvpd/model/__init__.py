@@ -112,6 +112,7 @@ class Model(nnx.Module):
                 even=model.even,
                 favoured=favoured,
                 weight=model.near_weight,
+                kernels=model.kernels,
             )
 
     def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:
@@ -294,7 +295,7 @@ class Model(nnx.Module):
         points, valid = visible_points(frames.depth_m, frames.camera, *self._visible)
         return subsample(
             points.reshape(-1, 3), colors.reshape(-1, 3), valid.reshape(-1),
-            num_points, key, even=self.config.model.even,
+            num_points, key, even=self.config.model.even, kernels=self.config.model.kernels,
         )  # fmt: skip
 
     def _render_images(
