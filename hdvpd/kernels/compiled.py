@@ -82,6 +82,16 @@ def group_by(targets: np.ndarray, used: np.ndarray, slots: np.ndarray, offsets: 
                 position[target] += 1
 
 
+@compiled_njit()
+@no_type_check
+def cleared(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Return zeros, made by one thread.
+
+    In a parallel function itself, numba would wake all threads for them.
+    """
+    return np.zeros(shape, dtype)
+
+
 @fast_njit()
 @no_type_check
 def add_rows(rows: np.ndarray, total: np.ndarray) -> None:

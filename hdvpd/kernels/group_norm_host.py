@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import fast_njit, parallel_njit
+from hdvpd.kernels.compiled import cleared, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 
@@ -61,7 +61,7 @@ def _forward(
       deviation: (b, c).
     """
     images, pixels, channels = x.shape
-    sums = np.zeros((images, _PARTS, 2, channels), np.float64)
+    sums = cleared((images, _PARTS, 2, channels), np.float64)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         begin, end = part * pixels // _PARTS, (part + 1) * pixels // _PARTS
@@ -93,7 +93,7 @@ def _backward(
 ) -> None:
     # Of arrays like those of `forward`, and their cotangents.
     images, pixels, channels = x.shape
-    sums = np.zeros((images, _PARTS, 3, channels), np.float64)
+    sums = cleared((images, _PARTS, 3, channels), np.float64)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         rows = slice(part * pixels // _PARTS, (part + 1) * pixels // _PARTS)

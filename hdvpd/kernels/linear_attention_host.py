@@ -9,7 +9,14 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, copy_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import (
+    add_parts,
+    add_rows,
+    cleared,
+    copy_rows,
+    fast_njit,
+    parallel_njit,
+)
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
@@ -69,8 +76,8 @@ def _forward(
     rows, width = result.shape
     heads, each_width = total.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
-    summaries = np.zeros((parts, heads, each_width, each_width), np.float32)
-    totals = np.zeros((parts, width), np.float32)
+    summaries = cleared((parts, heads, each_width, each_width), np.float32)
+    totals = cleared((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((_AT_ONCE, width), np.float32)
@@ -120,8 +127,8 @@ def _to_queries(
     heads, each_width = total.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
     scale = np.float32(1 / np.sqrt(each_width))
-    summaries = np.zeros((parts, heads, each_width, each_width), np.float32)
-    totals = np.zeros((parts, width), np.float32)
+    summaries = cleared((parts, heads, each_width, each_width), np.float32)
+    totals = cleared((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((3, _AT_ONCE, width), np.float32)
