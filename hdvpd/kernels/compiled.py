@@ -82,14 +82,16 @@ def group_by(targets: np.ndarray, used: np.ndarray, slots: np.ndarray, offsets: 
                 position[target] += 1
 
 
-@compiled_njit()
+@fast_njit()
 @no_type_check
-def cleared(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return zeros, made by one thread.
+def clear(array: np.ndarray) -> None:
+    """Fill in zeros, by one thread.
 
-    In a parallel function itself, numba would wake all threads for them.
+    In a parallel function, numba would wake all threads for `np.zeros`.
     """
-    return np.zeros(shape, dtype)
+    numbers = array.reshape(-1)
+    for place in range(numbers.shape[0]):
+        numbers[place] = 0
 
 
 @fast_njit()

@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, cleared, copy_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, add_rows, clear, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
@@ -27,6 +27,8 @@ _AT_ONCE = 256
 _PART = 1024
 """Rows of a part at least."""
 _MOST_PARTS = 32
+_MANY = 2**18
+"""More numbers are added up by all threads."""
 
 
 def forward(*arrays: np.ndarray) -> None:
@@ -103,12 +105,15 @@ def _backward(
     """Do what `backward` does; shapes are those of `_forward`."""
     rows = x.shape[0]
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
-    kernel_bars = cleared((parts, kernel.shape[0], kernel.shape[1]), np.float32)
-    norm_bars = cleared((parts, 2, norm.shape[1]), np.float32)
-    bias_bars = cleared((parts, bias_bar.shape[0]), np.float32)
+    kernel_bars = np.empty((parts, kernel.shape[0], kernel.shape[1]), np.float32)
+    norm_bars = np.empty((parts, 2, norm.shape[1]), np.float32)
+    bias_bars = np.empty((parts, bias_bar.shape[0]), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((_AT_ONCE, x.shape[1]), np.float32)
+        clear(kernel_bars[part])
+        clear(norm_bars[part])
+        clear(bias_bars[part])
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             block = space[: end - begin]
@@ -117,7 +122,13 @@ def _backward(
             add_rows(result_bar[begin:end], bias_bars[part])
             add_product_transposed(result_bar[begin:end], kernel, 0, block)
             _undo(before, x[begin:end], norm, epsilon, block, x_bar[begin:end], norm_bars[part])
-    add_parts(kernel_bars, kernel_bar)
+    if kernel_bars.size > _MANY:
+        for row in prange(kernel.shape[0]):
+            clear(kernel_bar[row])
+            for part in range(parts):
+                _add(kernel_bars[part, row], kernel_bar[row])
+    else:
+        add_parts(kernel_bars, kernel_bar)
     add_parts(norm_bars, norm_bar)
     add_parts(bias_bars, bias_bar)
 
@@ -199,3 +210,10 @@ def _moments(row, epsilon):
     for column in range(row.shape[0]):
         squares += (row[column] - mean) * (row[column] - mean)
     return mean, np.float32(1) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+
+
+@fast_njit()
+@no_type_check
+def _add(row, total):
+    for column in range(total.shape[0]):
+        total[column] += row[column]

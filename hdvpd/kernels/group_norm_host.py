@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import cleared, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import clear, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 
@@ -61,10 +61,11 @@ def _forward(
       deviation: (b, c).
     """
     images, pixels, channels = x.shape
-    sums = cleared((images, _PARTS, 2, channels), np.float64)
+    sums = np.empty((images, _PARTS, 2, channels), np.float64)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         begin, end = part * pixels // _PARTS, (part + 1) * pixels // _PARTS
+        clear(sums[image, part])
         _add_moments(x[image, begin:end], bias, sums[image, part])
     _group_moments(sums, pixels, groups, epsilon, mean, deviation)
     for index in prange(images * _PARTS):
@@ -93,7 +94,7 @@ def _backward(
 ) -> None:
     # Of arrays like those of `forward`, and their cotangents.
     images, pixels, channels = x.shape
-    sums = cleared((images, _PARTS, 3, channels), np.float64)
+    sums = np.empty((images, _PARTS, 3, channels), np.float64)
     for index in prange(images * _PARTS):
         image, part = index // _PARTS, index % _PARTS
         rows = slice(part * pixels // _PARTS, (part + 1) * pixels // _PARTS)
@@ -102,6 +103,7 @@ def _backward(
         normed_bar = x_bar[image, rows]  # kept there for the second reading
         _deactivate(x[image, rows], slope * scale, shift * scale + offset, result_bar[image, rows],
                     normed_bar)  # fmt: skip
+        clear(sums[image, part])
         _add_products(x[image, rows], slope, shift, normed_bar, sums[image, part])
     means = _group_means(sums, pixels, groups, scale)
     for index in prange(images * _PARTS):

@@ -12,7 +12,7 @@ from numba import prange
 from hdvpd.kernels.compiled import (
     add_parts,
     add_rows,
-    cleared,
+    clear,
     copy_rows,
     fast_njit,
     parallel_njit,
@@ -76,11 +76,13 @@ def _forward(
     rows, width = result.shape
     heads, each_width = total.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
-    summaries = cleared((parts, heads, each_width, each_width), np.float32)
-    totals = cleared((parts, width), np.float32)
+    summaries = np.empty((parts, heads, each_width, each_width), np.float32)
+    totals = np.empty((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((_AT_ONCE, width), np.float32)
+        clear(summaries[part])
+        clear(totals[part])
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             keys = space[: end - begin]
@@ -127,12 +129,14 @@ def _to_queries(
     heads, each_width = total.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
     scale = np.float32(1 / np.sqrt(each_width))
-    summaries = cleared((parts, heads, each_width, each_width), np.float32)
-    totals = cleared((parts, width), np.float32)
+    summaries = np.empty((parts, heads, each_width, each_width), np.float32)
+    totals = np.empty((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((3, _AT_ONCE, width), np.float32)
         per_head = np.empty((_AT_ONCE, heads), np.float32)
+        clear(summaries[part])
+        clear(totals[part])
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             queries, divided = space[0, : end - begin], space[1, : end - begin]
