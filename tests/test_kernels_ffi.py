@@ -10,11 +10,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numba
 import numpy as np
 import pytest
 
 import hdvpd
 from hdvpd.kernels import ffi
+from hdvpd.kernels.cores import share_cores
 from hdvpd.kernels.ffi import ffi_call
 
 ADDRESSES = []
@@ -25,6 +27,10 @@ def scale_rows(values, factors, scaled, total):
     ADDRESSES.append((values.ctypes.data, scaled.ctypes.data))
     scaled[:] = values * factors[:, None]
     total[...] = scaled.sum()
+
+
+def count_threads(asked, threads):
+    threads[:] = numba.get_num_threads()
 
 
 def refuse(values, result):
@@ -138,6 +144,18 @@ def test_on_many_cores_one_thread_works_for_callers_of_any_thread(cores, monkeyp
         assert WORKED.isdisjoint(theirs)
     else:
         assert theirs >= WORKED
+
+
+def test_calls_take_the_share_of_the_cores_that_is_their_devices():
+    result = jax.ShapeDtypeStruct((1,), np.int32)
+    ask = jax.jit(lambda x: ffi_call(count_threads, [result], x)[0])
+    every = numba.config.NUMBA_NUM_THREADS
+    try:
+        for devices in (1, 2, every + 1, 1):
+            share_cores(devices)
+            assert ask(jnp.zeros(1)) == max(every // devices, 1)
+    finally:
+        share_cores(1)
 
 
 def test_one_name_stands_for_one_function():

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
+from hdvpd.kernels.cores import share_cores
 from hdvpd.model import Model
 from hdvpd.model.compiled import CompiledModel, CompileModel
 from hdvpd.training.parallel import local_devices
@@ -110,7 +111,7 @@ def wait_for(futures: Sequence[Future[None]]) -> None:
 
 
 def spread_model(model: Model, num_devices: int, compile_model: CompileModel) -> SpreadModel:
-    """Put a model on the devices that share the windows of an evaluation.
+    """Put a model on the devices that share the windows of an evaluation, and the cores.
 
     Args:
       model: with trained parameters.
@@ -121,6 +122,7 @@ def spread_model(model: Model, num_devices: int, compile_model: CompileModel) ->
       UserError: there are fewer devices.
     """
     devices = local_devices(num_devices, "eval.num_devices")
+    share_cores(len(devices))
     if len(devices) == 1:
         return SpreadModel((compile_model(model),), devices, Team.here())
     graphdef, state = nnx.split(model)

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from hdvpd.basics.machine import usable_cores
+from hdvpd.kernels.cores import take_share
 
 Call = Callable[[], None]
 Answer = queue.SimpleQueue[str | None]
@@ -189,6 +190,7 @@ def call_alone(call: Call) -> str | None:
 def _run(call: Call) -> str | None:
     """Call; return what went wrong, because no exception may pass through C."""
     try:
+        take_share()
         call()
     except BaseException:
         return traceback.format_exc()

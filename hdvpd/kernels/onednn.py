@@ -38,6 +38,13 @@ def available() -> bool:
     return _load() is not None
 
 
+def take_threads(count: int) -> None:
+    """Let what the calling thread prepares and calls from now on take so many threads."""
+    if available():
+        # The library finds it in the OpenMP that it is linked with.
+        _load().omp_set_num_threads(count)
+
+
 def address(name: str) -> int:
     """Return where a function of the library lies."""
     return ctypes.cast(getattr(_load(), name), Handle).value or 0

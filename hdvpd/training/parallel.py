@@ -25,6 +25,7 @@ from hdvpd.basics.errors import UserError
 from hdvpd.basics.machine import usable_cores
 from hdvpd.basics.types import Array, Batch, Float, Int, PRNGKey
 from hdvpd.config import TrainConfig
+from hdvpd.kernels.cores import share_cores
 
 Tree = TypeVar("Tree")
 Params = Any
@@ -161,7 +162,7 @@ class Layout:
 
 
 def make_layout(train: TrainConfig) -> Layout:
-    """Lay a training out over the devices that it asks for.
+    """Lay a training out over the devices that it asks for, which share the cores from now on.
 
     Args:
       train: `num_devices`, of every process, `accumulate` and `shard_state` of it.
@@ -186,6 +187,7 @@ def make_layout(train: TrainConfig) -> Layout:
             f"in {train.accumulate} parts each (train.num_devices, train.accumulate). Choose a "
             f"multiple of {len(devices) * train.accumulate}."
         )
+    share_cores(count)
     mesh = Mesh(devices, (_WINDOWS,))
     return Layout(mesh, parts=train.accumulate, shard_state=train.shard_state)
 
