@@ -8,7 +8,6 @@ XLA promises to keep a version working for at least twelve months (same file).
 
 import ctypes
 import functools
-import math
 import os
 import queue
 import threading
@@ -30,10 +29,13 @@ _FEW_CORES = 4
 _VERSION = (0, 3)
 _METADATA = 1
 _INTERNAL_ERROR = 13
-_DTYPES: dict[int, Any] = {
-    1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
-    8: np.uint32, 9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64,
-    16: ml_dtypes.bfloat16,
+_DTYPES = {
+    number: np.dtype(kind)
+    for number, kind in {
+        1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
+        8: np.uint32, 9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64,
+        16: ml_dtypes.bfloat16,
+    }.items()
 }  # fmt: skip
 
 
@@ -43,20 +45,11 @@ class _Struct(ctypes.Structure):
     _fields_ = (("struct_size", ctypes.c_size_t), ("extension", ctypes.c_void_p))
 
 
-class _Buffer(_Struct):
-    _fields_ = (
-        ("dtype", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
 class _Buffers(_Struct):
     _fields_ = (
         ("size", ctypes.c_int64),
         ("types", ctypes.c_void_p),
-        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+        ("buffers", ctypes.c_void_p),
     )
 
 
@@ -230,15 +223,32 @@ def _serve(todo: queue.SimpleQueue[tuple[Call, Answer]]) -> None:
         del call  # it holds views of XLA's buffers
 
 
+# All memory as one buffer, out of which views are cut: a step has hundreds of calls, and ctypes
+# would make several objects for each of their arrays.
+_START = 4096
+_MEMORY = memoryview((ctypes.c_byte * 2**62).from_address(_START)).cast("B")
+_READ_ONLY = _MEMORY.toreadonly()
+_WORDS = _MEMORY.cast("q")
+
+
 def _views(buffers: _Buffers, *, writeable: bool) -> list[np.ndarray]:
-    return [_view(buffers.buffers[i].contents, writeable) for i in range(buffers.size)]
+    """Return arrays on a list of buffers; writeable or not is part of their type for numba."""
+    memory = _MEMORY if writeable else _READ_ONLY
+    return [_view(at, memory) for at in _words(buffers.buffers, buffers.size)]
 
 
-def _view(buffer: _Buffer, writeable: bool) -> np.ndarray:
-    shape = tuple(buffer.dims[: buffer.rank])
-    dtype = np.dtype(_DTYPES[buffer.dtype])
-    size = math.prod(shape) * dtype.itemsize
-    memory: Any = (ctypes.c_byte * size).from_address(buffer.data) if size else None
-    view = np.ndarray(shape, dtype, memory)
-    view.flags.writeable = writeable  # part of the type for which numba compiles
-    return view
+def _view(address: int, memory: memoryview) -> np.ndarray:
+    _size, _extension, dtype, data, rank, dims = _words(address, 6)
+    kind = _DTYPES[dtype & 0xFFFFFFFF]  # the word's other half is padding
+    shape = _words(dims, rank)
+    if data < _START:  # nothing has no address
+        return np.empty(shape, kind)
+    return np.ndarray(shape, kind, memory, data - _START)
+
+
+def _words(address: int | None, count: int) -> list[int]:
+    """Return the numbers of 64 bits that lie somewhere."""
+    if not count:
+        return []
+    first = ((address or 0) - _START) // 8
+    return _WORDS[first : first + count].tolist()

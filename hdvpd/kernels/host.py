@@ -63,6 +63,9 @@ def each(ranks: int | Sequence[int], *arrays: np.ndarray) -> Iterator[list[np.nd
     if isinstance(ranks, int):
         ranks = [ranks] * len(arrays)
     before = [x.ndim - rank for x, rank in zip(arrays, ranks, strict=True)]
+    if not before[-1]:  # the same as below, sooner
+        yield list(arrays)
+        return
     for place in np.ndindex(arrays[-1].shape[: before[-1]]):
         yield [
             x[tuple(min(i, n - 1) for i, n in zip(place, x.shape[:axes], strict=True))]
