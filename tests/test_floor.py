@@ -128,7 +128,7 @@ def held():
 def shadow():
     cloud = ParticleCloud(zeros(ROWS, 3), zeros(ROWS, 3), np.ones(ROWS, bool))
     call = lambda s: s(cloud, robot(), zeros(ROWS, 3))  # noqa: E731
-    return of_module(lambda: Shadow(scene()), call), counts.shadow(ROWS, POINTS)
+    return of_module(lambda: Shadow(scene(), "xla"), call), counts.shadow(ROWS, POINTS)
 
 
 def read_out():

@@ -40,7 +40,8 @@ def test_a_ball_keeps_the_light_from_what_is_behind_it():
     np.testing.assert_allclose(edge, 0.99 * np.exp(-1), rtol=1e-3)
 
 
-def test_light_is_what_every_point_lets_pass_in_float64():
+@pytest.mark.parametrize("kernels", ["xla", "host"])
+def test_light_is_what_every_point_lets_pass_in_float64(kernels):
     rng = np.random.default_rng(0)
     places, points = rng.uniform(-0.5, 0.5, (2, 40, 3))
     lamp = Lamp(np.asarray([1.0, -2.0, 2.0]), np.log(rng.uniform(0.02, 0.2, 40)), np.ones(()))
@@ -52,9 +53,29 @@ def test_light_is_what_every_point_lets_pass_in_float64():
             beside = np.linalg.norm(point - place - ahead * way)
             ball = np.exp(-((beside / np.exp(log_radius)) ** 4))
             passed[n] *= 1 - 0.99 * ball / (1 + np.exp(-ahead / 0.02))
-    found = light_blocked(*jax.tree.map(np.float32, (lamp, places, points[None])))
+    found = light_blocked(*jax.tree.map(np.float32, (lamp, places, points[None])), kernels)
     np.testing.assert_allclose(found, 1 - passed, atol=2e-5)
     assert 0.1 < np.mean(passed) < 0.9
+
+
+@pytest.mark.parametrize("count", [1, 150, 0])
+def test_gradients_of_host_code_are_those_of_plain_jax(count):
+    """Of the lamp and all radii, under vmap, with places for which nothing keeps the light."""
+    rng = np.random.default_rng(1)
+    places, points = rng.uniform(-0.5, 0.5, (3, count, 3)), rng.uniform(-0.5, 0.5, (3, 40, 3))
+    places[2] += 50.0
+    weights = f32(rng.normal(size=(3, count)))
+    lamp = Lamp(f32([1.0, -2.0, 2.0]), f32(np.log(rng.uniform(0.02, 0.2, 40))), np.ones(()))
+
+    def gradients(kernels):
+        def total(lamp, places, points, weights):
+            return weights @ light_blocked(lamp, places, points[None], kernels)
+
+        every = jax.vmap(jax.grad(total), (None, 0, 0, 0))
+        return jax.jit(every)(lamp, f32(places), f32(points), weights)
+
+    for host, plain in zip(*map(jax.tree.leaves, map(gradients, ("host", "xla"))), strict=True):
+        np.testing.assert_allclose(host, plain, rtol=1e-3, atol=1e-4)
 
 
 def shaded(lamp, cloud, before, after):
@@ -81,7 +102,8 @@ def test_the_shadow_comes_and_goes_and_leaves_colours_as_they_were():
     np.testing.assert_array_equal(still, cloud.features)
 
 
-def test_gradients_are_finite_where_points_coincide():
+@pytest.mark.parametrize("kernels", ["xla", "host"])
+def test_gradients_are_finite_where_points_coincide(kernels):
     """A particle in a kinematic point, in the lamp, and white and black ones."""
     places = jnp.asarray(f32([[0, 0, 0.4], [0, 0, 3], [0, 0, 0]]))
     cloud = ParticleCloud(
@@ -91,7 +113,7 @@ def test_gradients_are_finite_where_points_coincide():
     def brightness(lamp):
         return shaded(lamp, cloud, POINT[0] + 0.02, POINT[0]).sum()
 
-    gradient = jax.grad(lambda lamp: light_blocked(lamp, places, POINT).sum())(OVERHEAD)
+    gradient = jax.grad(lambda lamp: light_blocked(lamp, places, POINT, kernels).sum())(OVERHEAD)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
     assert np.isfinite(brightness(OVERHEAD))
 

@@ -16,6 +16,8 @@ from hdvpd.basics.color_features import color_features
 from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints, pytree
 from hdvpd.config import SceneSpec
+from hdvpd.kernels.choice import Kernels, use_host_kernels
+from hdvpd.kernels.light import light_passed
 
 RADIUS_M = 0.05
 """Of a link about its kinematic points, to begin with."""
@@ -41,19 +43,27 @@ class Lamp:
 
 
 def light_blocked(
-    lamp: Lamp, positions: Float[Array, "n 3"], points: Float[Array, "*n p 3"]
+    lamp: Lamp,
+    positions: Float[Array, "n 3"],
+    points: Float[Array, "*n p 3"],
+    kernels: Kernels = "auto",
 ) -> Float[JaxArray, "n"]:
     """Return the share of the lamp's light that the robot keeps from places.
 
     1 - prod_p (1 - .99 b_p) with b_p = exp(-(d / r_p)^4) sigmoid(a / 2 cm): d is the distance of
-    kinematic point p from the way to the lamp, a how far along it is, r_p its radius.
+    kinematic point p from the way to the lamp, a how far along it is, r_p its radius. Where places
+    and points are has no gradient.
 
     Args:
       lamp: and the robot's radii.
       positions: [m].
       points: kinematic points, of all places or of each its own [m].
+      kernels: compiled host code, for points of all places, or plain JAX.
     """
-    positions, points = jnp.asarray(positions), jnp.asarray(points)
+    positions, points = jax.lax.stop_gradient((jnp.asarray(positions), jnp.asarray(points)))
+    if points.shape[0] == 1 and use_host_kernels(kernels):
+        robot = jnp.asarray(lamp.position), jnp.asarray(lamp.log_radii)
+        return 1.0 - light_passed(*robot, positions, points[0], _MOST, _BEHIND_M)
     way = lamp.position[None] - positions
     way /= safe_norm(way)[:, None]
     # Axis by axis, with the places last: so that loops over them are vectorised.
@@ -82,7 +92,8 @@ def _(
 class Shadow(nnx.Module):
     """Shade particles that the robot begins or ceases to keep the light from."""
 
-    def __init__(self, scene: SceneSpec):
+    def __init__(self, scene: SceneSpec, kernels: Kernels = "auto"):
+        self.kernels: Kernels = kernels
         self.position = nnx.Param(jnp.asarray(np.add(scene.center, (0, 0, 3)), jnp.float32))
         self.log_radii = nnx.Param(jnp.full(scene.num_robot_points, np.log(RADIUS_M)))
         # Before recordings were looked at there is no shadow.
@@ -106,13 +117,12 @@ class Shadow(nnx.Module):
         Args:
           cloud: particles of t - 1.
           robot: kinematic points at t - 2, t - 1 and t, axes (3 p).
-          displacement: of the particles until t [m]. Where particles and robot are has no gradient.
+          displacement: of the particles until t [m].
         """
-        places, moved, points = jax.lax.stop_gradient(
-            tuple(map(jnp.asarray, (cloud.positions, displacement, robot.positions)))
-        )
-        darker = light_blocked(self.lamp, places + moved, points[2][None])
-        darker -= light_blocked(self.lamp, places, points[1][None])
+        places, points = jnp.asarray(cloud.positions), jnp.asarray(robot.positions)
+        moved = places + displacement
+        darker = light_blocked(self.lamp, moved, points[2][None], self.kernels)
+        darker -= light_blocked(self.lamp, places, points[1][None], self.kernels)
         logits = jnp.asarray(cloud.features)[:, :3]
         shaded = jax.nn.sigmoid(logits) * jnp.exp(-self.darkness[...] * darker)[:, None]
         # What keeps its light keeps its colour to the bit.

@@ -135,7 +135,7 @@ class ReadOut(nnx.Module):
             if config.contact
             else None
         )
-        self.shadow = Shadow(scene) if config.shadow else None
+        self.shadow = Shadow(scene, config.kernels) if config.shadow else None
         self.config = config
 
     def know(self, current: ParticleCloud, robot: RobotPoints, key: PRNGKey) -> Known | None:

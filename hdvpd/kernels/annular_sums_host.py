@@ -10,18 +10,11 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import fast_njit, group_by, parallel_njit
+from hdvpd.kernels.gaussian import LEAST_POWER, gaussian
 from hdvpd.kernels.lanes import COLUMNS, sum_of_rows
 
-_F, _I = np.float32, np.int32
+_F = np.float32
 _EPS = _F(1e-12)
-_ONE, _HALF, _LOG2_E, _LN_2, _LN_2_REST = (
-    _F(1), _F(0.5), _F(1.44269504088896341), _F(0.693359375), _F(-2.12194440e-4),
-)  # fmt: skip
-_P0, _P1, _P2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
-_P3, _P4, _P5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
-_BIAS, _MANTISSA = _I(127), _I(23)
-# A weight of less than e^-80 is 0: its products would be numbers too small for full speed.
-_LEAST = _F(-80)
 # Queries of a block.
 _BLOCK = 64
 
@@ -69,31 +62,6 @@ def _scale(positions, queries, indices, found, radii, bandwidths, first, last, d
             row, factor = (query - first) * radii.shape[0] + kernel, 1 / bandwidths[kernel]
             for neighbor in range(indices.shape[1]):
                 scaled[row, neighbor] = (distances[neighbor] - radii[kernel]) * factor
-
-
-@fast_njit()
-@no_type_check
-def gaussian(x, powers, result):
-    """Fill in exp(-x^2), 0 where it is less than e^-80.
-
-    As Cephes computes exp(t): t = n ln 2 + r, a polynomial for e^r, and the bits of 2^n.
-
-    Args:
-      x: (m,) numbers.
-      powers: working memory of as many numbers or more.
-      result: of as many numbers or more.
-    """
-    bits = powers.view(np.int32)
-    for i in range(x.shape[0]):
-        square = -x[i] * x[i]
-        power = square if square > _LEAST else _LEAST
-        whole = np.floor(power * _LOG2_E + _HALF)
-        rest = power - whole * _LN_2 - whole * _LN_2_REST
-        series = _P5 + rest * (_P4 + rest * (_P3 + rest * (_P2 + rest * (_P1 + rest * _P0))))
-        result[i] = _ONE + rest + rest * rest * series
-        bits[i] = (np.int32(whole) + _BIAS) << _MANTISSA if square > _LEAST else np.int32(0)
-    for i in range(x.shape[0]):
-        result[i] *= powers[i]
 
 
 @fast_njit()
@@ -150,7 +118,7 @@ def _backward(
             for kernel in range(radii.shape[0]):
                 scaled = (distance - radii[kernel]) / bandwidths[kernel]
                 power = -scaled * scaled
-                weight = np.exp(power) if power > _LEAST else np.float32(0)
+                weight = np.exp(power) if power > LEAST_POWER else np.float32(0)
                 weight_bar = sums_bar[query, kernel, channels]
                 for channel in range(channels):
                     weight_bar += sums_bar[query, kernel, channel] * features[particle, channel]

@@ -110,6 +110,9 @@ def add_parts(parts: np.ndarray, total: np.ndarray) -> None:
 
     In a parallel function itself, numba would wake all threads for it.
     """
+    if not parts.shape[0]:
+        clear(total)
+        return
     sums, numbers = total.reshape(-1), parts.reshape(parts.shape[0], -1)
     for column in range(sums.shape[0]):
         sums[column] = numbers[0, column]

@@ -31,7 +31,8 @@ _Q0, _Q2, _Q4, _Q6 = (
 
 @inlined_njit()
 @no_type_check
-def _tanh(x):
+def tanh(x):
+    """Return tanh of a number."""
     x = x if x < _LARGEST else _LARGEST
     x = x if x > -_LARGEST else -_LARGEST
     y = x * x
@@ -43,13 +44,13 @@ def _tanh(x):
 @no_type_check
 def gelu(x):
     """Return GELU of a number."""
-    return _HALF * x * (_ONE + _tanh(_SCALE * x * (_ONE + _CUBE * x * x)))
+    return _HALF * x * (_ONE + tanh(_SCALE * x * (_ONE + _CUBE * x * x)))
 
 
 @inlined_njit()
 @no_type_check
 def gelu_slope(x):
     """Return the derivative of GELU."""
-    tanh = _tanh(_SCALE * x * (_ONE + _CUBE * x * x))
+    bent = tanh(_SCALE * x * (_ONE + _CUBE * x * x))
     inner = _SCALE * (_ONE + _THREE * x * x)
-    return _HALF * (_ONE + tanh) + _HALF * x * (_ONE - tanh * tanh) * inner
+    return _HALF * (_ONE + bent) + _HALF * x * (_ONE - bent * bent) * inner
