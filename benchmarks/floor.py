@@ -382,7 +382,9 @@ def matching_part(bench: Bench, model: Model, cloud: ParticleCloud) -> Iterator[
     size, colors = cloud.mask.shape[0], cloud.features[:, :3]
     yield bench.part(
         "matching", counts.matching(size, size),
-        lambda _, x, fixed: match_distance(x, colors, cloud.mask, fixed, colors, cloud.mask),
+        lambda _, x, fixed: match_distance(
+            x, colors, cloud.mask, fixed, colors, cloud.mask, bench.config.model.kernels
+        ),
         None, cloud.positions, cloud.positions + 0.01,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from hdvpd.basics.layers import Keys
 from hdvpd.kernels import walk_attention_pallas
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.choice import use_gpu_kernels, use_host_kernels
+from hdvpd.kernels.counterparts import counterparts
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
 from hdvpd.kernels.walks import exact_walks
@@ -41,6 +42,12 @@ def annular(kernels, positions, features):
     found = np.ones((37, 3), bool)
     scales = ((0.0, 0.1), (0.1, 0.2))
     return annular_sums(positions, features, POINTS, NEIGHBORS, found, *scales, kernels)
+
+
+def moved_to_counterparts(kernels, x):
+    points, mask = np.tile(POINTS, 2), np.ones(37, bool)
+    theirs, _ = counterparts(jnp.tile(x[:, :3], 2), points, mask, mask, kernels)
+    return jnp.asarray(points)[theirs][:, :3] - x[:, :3]
 
 
 def all_walks(kernels, x):
@@ -68,6 +75,7 @@ def paths(kernels, rate, x):
 OPERATIONS = {
     neighbours: ((POINTS,), {"neighbors_host.kdtree"}),
     annular: ((POINTS, X), {"annular_sums_host.forward", "annular_sums_host.backward"}),
+    moved_to_counterparts: ((X,), {"counterparts_host.find"}),
     all_walks: (
         (X,),
         {

@@ -10,17 +10,18 @@ numbers up to rounding: compiled host code for CPUs (`*_host`) and GPU kernels (
     walk_attention   attend_along_walks             xla, host, pallas
     sparse_rows      multiply, multiply_transposed  xla, host
     annular_sums     annular_sums                   xla, host
+    counterparts     counterparts                   xla, host
 
 `choice` says which form runs where, `derivatives` makes every gradient that is written by hand,
-`host`, `ffi` and `compiled` bring compiled code into jitted programs, `lanes` vectors where numba
-makes none.
+`host`, `ffi` and `compiled` bring compiled code into jitted programs, `cores` says how many cores
+it takes, `lanes` makes vectors where numba makes none.
 
 The choice is part of the structure that an operation works on: `SparseRows` and `Walks`
 carry `kernels`, given once where a graph is made and handed on to all that is derived
 from it. So the formulas of masks and attention do not mention it, walks are never read by another
 form than the one that they were made for, and, as it is a static field, a program compiled for one
-form is not used for another. Operations without such a structure (`knn`, `annular_sums`) take it as
-an argument.
+form is not used for another. Operations without such a structure (`knn`, `annular_sums`,
+`counterparts`) take it as an argument.
 """
 
 import os

@@ -278,6 +278,7 @@ class Model(nnx.Module):
             return match_distance(
                 cloud.positions, colors, cloud.mask,
                 measured.positions, jax.nn.sigmoid(measured.features), measured.mask,
+                self.config.model.kernels,
             )  # fmt: skip
 
         def match_window(
