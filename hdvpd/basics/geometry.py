@@ -7,7 +7,7 @@ Camera axes are OpenCV's (x right, y down, z forward); the centre of pixel (row 
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.types import Array, Camera, Float, Rays
+from hdvpd.basics.types import Array, Camera, Float, JaxArray, Rays
 
 EXACT = jax.lax.Precision.HIGHEST
 """Of products of places: by default GPUs may round factors to 10 bits, a millimetre at 1.2 m."""
@@ -28,11 +28,23 @@ def _camera_directions(
     return jnp.concatenate([xy, jnp.ones_like(xy[..., :1])], axis=-1)
 
 
+def turned(
+    rotation: Float[Array, "*#batch 3 3"], vectors: Float[Array, "*#batch 3"]
+) -> Float[JaxArray, "*batch 3"]:
+    """Return the products of matrices and vectors.
+
+    As a sum of columns: XLA's code for CPUs takes 28 times as long for so small a `matmul`
+    (docs/lab-book.md), and GPUs would round its factors.
+    """
+    rotation, vectors = jnp.asarray(rotation), jnp.asarray(vectors)
+    x, y, z = (rotation[..., axis] * vectors[..., axis, None] for axis in range(3))
+    return x + y + z
+
+
 def _rotate(
     camera_to_world: Float[Array, "*batch 4 4"], vectors: Float[Array, "*batch r 3"]
 ) -> Float[Array, "*batch r 3"]:
-    rotation = camera_to_world[..., :3, :3]
-    return jnp.einsum("...ij,...rj->...ri", rotation, vectors, precision=EXACT)
+    return turned(camera_to_world[..., None, :3, :3], vectors)
 
 
 def unproject_pixels(
@@ -80,7 +92,7 @@ def project(
     """
     rotation = camera.camera_to_world[..., :3, :3]
     away = points - camera.camera_to_world[..., None, :3, 3]
-    local = jnp.einsum("...ji,...rj->...ri", rotation, away, precision=EXACT)
+    local = turned(jnp.swapaxes(rotation, -1, -2)[..., None, :, :], away)
     depth = local[..., 2]
     safe = jnp.where(depth > 0, depth, 1.0)
     intrinsics = camera.intrinsics
@@ -111,7 +123,9 @@ def pixel_rays(camera: Camera, height: int, width: int) -> Rays:
 
 def safe_norm(vectors: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:
     """Return sqrt(|v|^2 + 1e-12): the gradient of the plain norm is infinite at 0."""
-    return jnp.sqrt(jnp.sum(vectors * vectors, axis=-1) + 1e-12)
+    # Axis by axis: sums over an axis of three are not vectorised.
+    squares = (vectors[..., axis] ** 2 for axis in range(vectors.shape[-1]))
+    return jnp.sqrt(sum(squares, jnp.full((), 1e-12, vectors.dtype)))
 
 
 def solve_3x3(matrix: Float[Array, "q 3 3"], vector: Float[Array, "q 3"]) -> Float[Array, "q 3"]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.basics.geometry import EXACT, safe_norm
+from hdvpd.basics.geometry import safe_norm, turned
 from hdvpd.basics.types import Array, Float, Int, JaxArray, RobotPoints, pytree
 from hdvpd.kernels.neighbors import Backend, knn
 
@@ -157,9 +157,9 @@ def _local(
 ) -> Float[JaxArray, "n k 3"]:
     """Return places in the axes of boxes, from their middles."""
     middle = (jnp.asarray(boxes.low) + jnp.asarray(boxes.high)) / 2
-    center = points + jnp.sum(axes * middle[:, None], axis=-1)
+    center = points + turned(axes, middle)
     away = places[:, None] - center[near]
-    return jnp.einsum("nkji,nkj->nki", axes[near], away, precision=EXACT)
+    return turned(jnp.swapaxes(axes, -1, -2)[near], away)
 
 
 def _distances(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.basics.geometry import EXACT
+from hdvpd.basics.geometry import EXACT, turned
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
@@ -99,7 +99,7 @@ def taken_along(
     nearest, away_m = near.indices[:, 0], jnp.asarray(near.distances)[:, :1]
     turn, shift = _motions(robot, slice_, until)
     arm = cloud.positions - jnp.asarray(robot.positions)[slice_, nearest]
-    moved = shift[nearest] + jnp.sum(turn[nearest] * arm[:, None], axis=-1)
+    moved = shift[nearest] + turned(turn[nearest], arm)
     return jnp.where(away_m < far_m, moved, 0.0)
 
 
@@ -141,11 +141,11 @@ def held_along(
     turn, shift = _motions(robot, slice_, until)
     # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
     middle = jax.lax.stop_gradient(start.mean(axis=0))[None]
-    fixed = shift - jnp.sum(turn * (start - middle)[:, None], axis=-1)
+    fixed = shift - turned(turn, start - middle)
     motions = jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
     mean = jnp.matmul(weights, motions, precision=EXACT)
     arm = cloud.positions - middle
-    moved = mean[:, 9:] + jnp.sum(mean[:, :9].reshape(-1, 3, 3) * arm[:, None], axis=-1)
+    moved = mean[:, 9:] + turned(mean[:, :9].reshape(-1, 3, 3), arm)
     return moved if at is not None else jnp.where(least < FAR_M**2, moved, 0.0)
 
 

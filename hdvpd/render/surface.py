@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.geometry import solve_3x3
+from hdvpd.basics.geometry import solve_3x3, turned
 from hdvpd.basics.types import Array, Bool, Float, Int
 from hdvpd.render.rays import Samples
 
@@ -60,7 +60,7 @@ def light_stopped(
     offsets = (positions[indices] - samples.points[:, None]) / thickness
     center, covariance = _neighborhood(offsets, found, bandwidth / thickness)
     matrix = covariance + jnp.eye(3)[None]
-    following = jnp.einsum("qij,qj->qi", covariance, samples.directions)
+    following = turned(covariance, samples.directions)
     approach = samples.directions - 2 * (thickness / bandwidth) ** 2 * following
     across = solve_3x3(matrix, approach)
     slant = jnp.maximum(jnp.sum(approach * across, axis=-1), _GRAZING)
@@ -84,6 +84,8 @@ def _neighborhood(
     """Return the weighted mean and covariance of neighbours, seen from the samples."""
     squared = jnp.sum(offsets**2, axis=-1) / bandwidth**2
     weights = jax.nn.softmax(jnp.where(found, -squared, _NOT_FOUND), axis=-1)
-    center = jnp.einsum("qk,qki->qi", weights, offsets)
+    # Sums, no products of matrices: those of so few numbers are slow on CPUs, above all backward.
+    center = jnp.sum(weights[..., None] * offsets, axis=1)
     around = offsets - center[:, None]
-    return center, jnp.einsum("qk,qki,qkj->qij", weights, around, around)
+    spread = (weights[..., None] * around)[..., None] * around[..., None, :]
+    return center, jnp.sum(spread, axis=1)
