@@ -132,18 +132,16 @@ def held_along(
     x, y, z = (places[:, k, None] - jax.lax.stop_gradient(start)[None, :, k] for k in range(3))
     squared = x**2 + y**2 + z**2
     least = squared.min(axis=1, keepdims=True)
-    # Less the nearest before scaling: far from the robot, softmax's own subtraction of the largest
-    # is inexact once the compiler fuses it with the scaling, and its exponent overflows.
-    nearness = (least - squared) / _BANDWIDTH_M**2
+    # Less the nearest, whose weight is 1: softmax would look for the largest once more.
+    weights = jnp.exp((least - squared) / _BANDWIDTH_M**2)
     if able is not None:
-        nearness += jnp.log(jnp.maximum(able, _LEAST_ABLE))[None]
-    weights = jax.nn.softmax(nearness, axis=1)
+        weights *= jnp.maximum(able, _LEAST_ABLE)[None]
     turn, shift = _motions(robot, slice_, until)
     # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
     middle = jax.lax.stop_gradient(start.mean(axis=0))[None]
     fixed = shift - turned(turn, start - middle)
     motions = jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
-    mean = jnp.matmul(weights, motions, precision=EXACT)
+    mean = jnp.matmul(weights, motions, precision=EXACT) / weights.sum(axis=1, keepdims=True)
     arm = cloud.positions - middle
     moved = mean[:, 9:] + turned(mean[:, :9].reshape(-1, 3, 3), arm)
     return moved if at is not None else jnp.where(least < FAR_M**2, moved, 0.0)

@@ -13,7 +13,9 @@ from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import Linear
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.dynamics.carrying import nearest_points
+from hdvpd.dynamics.dense import applied
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Backend, knn
 
 _SCALE_M = 0.05
@@ -59,7 +61,8 @@ def explanations(
 class PointEdges(nnx.Module):
     """What the nearest kinematic points say to a particle: a softmax-weighted sum over edges."""
 
-    def __init__(self, dim: int, identity_dim: int, *, rngs: nnx.Rngs):
+    def __init__(self, dim: int, identity_dim: int, kernels: Kernels = "auto", *, rngs: nnx.Rngs):
+        self.kernels: Kernels = kernels
         self.edge = Linear(identity_dim + 8, _HIDDEN, rngs=rngs)
         self.score = Linear(_HIDDEN, 1, use_bias=False, rngs=rngs)
         self.out = Linear(_HIDDEN, dim, use_bias=False, rngs=rngs)
@@ -88,7 +91,9 @@ class PointEdges(nnx.Module):
         offset = (points[near] - cloud.positions[:, None]) / _SCALE_M
         edges = jnp.concatenate([about, offset, safe_norm(offset)[..., None]], axis=-1)
         # Offsets grow without bound far from the robot, where they say nothing.
-        hidden = jax.nn.gelu(self.edge(edges / (1.0 + safe_norm(offset)[..., None] / 4.0)))
+        edges /= 1.0 + safe_norm(offset)[..., None] / 4.0
+        rows = applied(self.edge, edges.reshape(-1, edges.shape[-1]), self.kernels)
+        hidden = jax.nn.gelu(rows).reshape(*near.shape, _HIDDEN)
         weights = jax.nn.softmax(self.score(hidden), axis=1)
         return self.out(jnp.sum(weights * hidden, axis=1))
 
@@ -97,10 +102,17 @@ class ContactTokens(nnx.Module):
     """The part of a particle's token that is about touching."""
 
     def __init__(
-        self, dim: int, feature_dim: int, identity_dim: int, backend: Backend, *, rngs: nnx.Rngs
+        self,
+        dim: int,
+        feature_dim: int,
+        identity_dim: int,
+        backend: Backend,
+        kernels: Kernels,
+        *,
+        rngs: nnx.Rngs,
     ):
         self.backend: Backend = backend
-        self.edges = PointEdges(dim, identity_dim, rngs=rngs)
+        self.edges = PointEdges(dim, identity_dim, kernels, rngs=rngs)
         self.history = Mlp(2 * (1 + feature_dim) + 3, _HIDDEN, dim, rngs=rngs)
 
     def __call__(

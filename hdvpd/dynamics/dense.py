@@ -60,5 +60,21 @@ def added(
     return dense_added(residual, x, layer.kernel[...], _bias(layer), gelu=gelu)
 
 
+def applied(
+    layer: nnx.Linear, x: Float[JaxArray, "t d"], kernels: Kernels
+) -> Float[JaxArray, "t n"]:
+    """Return layer(x).
+
+    Args:
+      layer: with or without bias.
+      x: rows.
+      kernels: compiled host code or plain JAX.
+    """
+    if layer.dtype is not None or not on_host(kernels, x):
+        return layer(x)
+    nothing = jnp.zeros((0, layer.out_features), x.dtype)
+    return dense_added(nothing, x, layer.kernel[...], _bias(layer))
+
+
 def _bias(layer: nnx.Linear) -> Float[JaxArray, "n"]:
     return jnp.zeros(layer.out_features) if layer.bias is None else layer.bias[...]

@@ -42,9 +42,13 @@ _TOLD = 3
 
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
     """Return x with sin and cos of pi 2^j x, j < num_frequencies: wavelengths 2 m, 1 m, ...."""
-    angles = x[:, None] * (jnp.pi * 2.0 ** jnp.arange(num_frequencies))[None, :, None]
-    angles = angles.reshape(x.shape[0], 3 * num_frequencies)
-    return jnp.concatenate([x, jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    sines, cosines = [jnp.sin(jnp.pi * x)], [jnp.cos(jnp.pi * x)]
+    for _ in range(1, num_frequencies):
+        # Of twice an angle: as exact as its sine, and without another.
+        sine, cosine = sines[-1], cosines[-1]
+        sines.append(2.0 * sine * cosine)
+        cosines.append((cosine + sine) * (cosine - sine))
+    return jnp.concatenate([x, *sines[:num_frequencies], *cosines[:num_frequencies]], axis=-1)
 
 
 class Tokens(nnx.Module):
@@ -61,7 +65,14 @@ class Tokens(nnx.Module):
         self.point = Linear(_POINT_EMBEDDING_DIM + 4, dim, rngs=rngs)
         self.carried = Linear(4, dim, use_bias=False, rngs=rngs) if config.carry else None
         self.contact = (
-            ContactTokens(dim, config.feature_dim, _POINT_EMBEDDING_DIM, config.knn, rngs=rngs)
+            ContactTokens(
+                dim,
+                config.feature_dim,
+                _POINT_EMBEDDING_DIM,
+                config.knn,
+                config.kernels,
+                rngs=rngs,
+            )
             if config.contact
             else None
         )

@@ -51,7 +51,7 @@ def norm_dense(
 
 
 def dense_added(
-    residual: Float[JaxArray, "t n"],
+    residual: Float[JaxArray, "r n"],
     x: Float[JaxArray, "t d"],
     kernel: Float[JaxArray, "d n"],
     bias: Float[JaxArray, "n"],
@@ -61,7 +61,7 @@ def dense_added(
     """Return residual + x kernel + bias.
 
     Args:
-      residual: rows.
+      residual: rows; none at all for 0.
       x: rows.
       kernel: of the layer.
       bias: of the layer.
