@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numba
 import numpy as np
 import pytest
 from test_kernels_dense import assert_near, gelu, in_float64, random, result_and_gradients
@@ -55,7 +56,10 @@ def test_convolution_and_its_gradients_equal_sums_of_shifted_images(images, kern
     assert_near(found, in_float64(plain_convolve, arguments, bar))
 
 
-@pytest.mark.parametrize("shape", [(2, 12, 16, 16), (1, 3, 5, 8), (3, 40, 33, 24)])
+# Less than a row, rows and parts that are not whole, and pixels that are longer than a row.
+@pytest.mark.parametrize(
+    "shape", [(2, 12, 16, 16), (1, 3, 5, 8), (2, 47, 65, 8), (3, 40, 33, 24), (1, 9, 7, 520)]
+)
 @pytest.mark.parametrize("groups", [1, 8])
 def test_norm_and_its_gradients_equal_a_formula_in_float64(shape, groups):
     channels = (shape[-1],)
@@ -67,6 +71,24 @@ def test_norm_and_its_gradients_equal_a_formula_in_float64(shape, groups):
     assert_near(found[:2] + found[3:], expected[:2] + expected[3:])
     # What is added to all of a group is taken away again: what is left is small beside its terms.
     np.testing.assert_allclose(found[2], expected[2], atol=1e-5 * np.abs(expected[1]).sum())
+
+
+def test_norm_does_not_depend_on_the_number_of_threads():
+    x, bias, scale, offset, bar = random((2, 47, 65, 8), (8,), (8,), (8,), (2, 47, 65, 8))
+
+    def run():
+        host = functools.partial(group_norm_gelu, num_groups=8, epsilon=EPSILON)
+        return [np.asarray(x) for x in result_and_gradients(host, [x, bias, scale, offset], bar)]
+
+    many = run()
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        one = run()
+    finally:
+        numba.set_num_threads(before)
+    for ours, theirs in zip(many, one, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_images_without_contrast_have_finite_gradients():

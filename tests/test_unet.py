@@ -37,6 +37,30 @@ def test_equals_the_numpy_unet(unet, height, width):
     )
 
 
+@pytest.mark.parametrize(("height", "width"), [(8, 12), (9, 7), (6, 5)])
+def test_gradients_are_the_slopes_of_the_numpy_unet(unet, height, width):
+    apply, params = unet
+    image, bar = (
+        random_images(1, height, width),
+        random_images(height, width, FEATURES // 3, seed=2),
+    )
+    bar = bar.reshape(height, width, FEATURES)
+    # Along a random direction: a step of it, and how the features change.
+    rng = np.random.default_rng(3)
+    at = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, image[0]))
+    step = jax.tree.map(lambda x: 1e-6 * rng.normal(size=x.shape), at)
+
+    def value(sign):
+        moved = jax.tree.map(lambda x, dx: x + sign * dx, at, step)
+        return (references.unet(*moved) * bar).sum()
+
+    gradients = jax.grad(lambda params, image: (apply(params, image)[0] * bar).sum(), (0, 1))
+    params_bar, image_bar = jax.jit(gradients)(params, image)
+    products = jax.tree.map(lambda x, dx: (x * dx).sum(), (params_bar, image_bar[0]), step)
+    found, sizes = sum(jax.tree.leaves(products)), np.abs(jax.tree.leaves(products)).sum()
+    np.testing.assert_allclose(found, (value(1) - value(-1)) / 2, atol=1e-4 * sizes)
+
+
 @pytest.mark.parametrize(("height", "width"), [(16, 20), (15, 17), (5, 4), (1, 1)])
 def test_output_has_one_feature_vector_per_pixel_at_any_size(height, width):
     graphdef, params = make_unet()

@@ -10,6 +10,7 @@ from hdvpd.basics.layers import Conv, GroupNorm, Linear
 from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.convolution import LEAST_NORMED, convolve, group_norm_gelu, on_host
+from hdvpd.kernels.derivatives import differentiable
 
 
 class ConvBlock(nnx.Module):
@@ -68,6 +69,7 @@ class UNet(nnx.Module):
         pairs = list(zip(channels[1:], channels[:-1], strict=True))[::-1]
         self.up = nnx.List([block(deep + skip, skip) for deep, skip in pairs])
         self.head = Linear(channels[0], feature_dim, rngs=rngs)
+        self.kernels: Kernels = kernels
 
     def __call__(self, rgb: Float[JaxArray, "b h w 3"]) -> Float[JaxArray, "b h w c"]:
         """Return features of every pixel.
@@ -77,31 +79,77 @@ class UNet(nnx.Module):
         """
         skips, x = [], rgb
         for level, block in enumerate(self.down):
-            x = block(x if level == 0 else nnx.avg_pool(x, (2, 2), (2, 2), padding="SAME",
-                                                        count_include_pad=False))  # fmt: skip
+            x = block(x if level == 0 else _halved(x))
             skips.append(x)
         for block, skip in zip(self.up, skips[-2::-1], strict=True):
             x = block(jnp.concatenate([_enlarged(x, *skip.shape[1:3]), skip], axis=-1))
+        return self._features(x)
+
+    def _features(self, x: Float[JaxArray, "b h w i"]) -> Float[JaxArray, "b h w c"]:
+        kernel = self.head.kernel[...][None, None]
+        if self.head.dtype is None and on_host(self.kernels, x, kernel):
+            assert self.head.bias is not None
+            return convolve(x, kernel) + self.head.bias[...][None, None, None]
         # As rows: of an array with more axes, the gradient of the weights would be made of a copy.
         return self.head(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
+def _halved(x: Float[JaxArray, "b h w c"]) -> Float[JaxArray, "b i j c"]:
+    """Average 2x2 pixels each, at the end of an odd axis those that there are."""
+    b, h, w, c = x.shape
+    if h % 2 or w % 2:
+        return nnx.avg_pool(x, (2, 2), (2, 2), padding="SAME", count_include_pad=False)
+    # XLA's code for CPUs takes up to three times as long for a window that moves.
+    x = x.reshape(b, h // 2, 2, w // 2, 2, c)
+    return 0.25 * (x[:, :, 0, :, 0] + x[:, :, 0, :, 1] + x[:, :, 1, :, 0] + x[:, :, 1, :, 1])
+
+
 def _enlarged(x: Float[JaxArray, "b i j c"], height: int, width: int) -> Float[JaxArray, "b h w c"]:
     """Resize bilinearly to a size of which that of x is half, rounded up."""
-    for axis, size in ((1, height), (2, width)):
+    for axis, size in ((2, width), (1, height)):
         if size == 2 * x.shape[axis]:
-            x = _doubled(x, axis)
+            x = _doubled(axis, x, ())
         else:
             shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
             x = jax.image.resize(x, shape, "bilinear")
     return x
 
 
-def _doubled(x: Float[JaxArray, "b i j c"], axis: int) -> Float[JaxArray, "b h w c"]:
+def _double(
+    axis: int, x: Float[JaxArray, "b i j c"], fixed: tuple[()]
+) -> tuple[Float[JaxArray, "b h w c"], None]:
     """Double one axis as `jax.image.resize` does, which multiplies by a dense matrix instead."""
-    last = x.shape[axis] - 1
-    rows = functools.partial(jax.lax.slice_in_dim, x, axis=axis)
-    before = jnp.concatenate([rows(0, 1), rows(0, last)], axis)
-    after = jnp.concatenate([rows(1, last + 1), rows(last, last + 1)], axis)
+    before, after = _neighbors(x, x, axis)
     pairs = jnp.stack([0.75 * x + 0.25 * before, 0.75 * x + 0.25 * after], axis + 1)
-    return pairs.reshape(*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :])
+    return pairs.reshape(*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :]), None
+
+
+def _double_backward(
+    axis: int,
+    x: Float[JaxArray, "b i j c"],
+    fixed: tuple[()],
+    saved: None,
+    result_bar: Float[JaxArray, "b h w c"],
+) -> Float[JaxArray, "b i j c"]:
+    # A sum of shifted parts; what JAX makes of `_double` adds padded ones, in twice the time.
+    pairs = result_bar.reshape(*x.shape[: axis + 1], 2, *x.shape[axis + 1 :])
+    even, odd = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in range(2))
+    before, after = _neighbors(odd, even, axis)
+    return 0.75 * (even + odd) + 0.25 * (before + after)
+
+
+def _neighbors(
+    left: Float[JaxArray, "b i j c"], right: Float[JaxArray, "b i j c"], axis: int
+) -> tuple[Float[JaxArray, "b i j c"], Float[JaxArray, "b i j c"]]:
+    """Return what lies before and after every place: of `left` and of `right`.
+
+    Before the first place lies that of `right` itself, and after the last one that of `left`.
+    """
+    last = left.shape[axis] - 1
+    part = functools.partial(jax.lax.slice_in_dim, axis=axis)
+    before = jnp.concatenate([part(right, 0, 1), part(left, 0, last)], axis)
+    after = jnp.concatenate([part(right, 1, last + 1), part(left, last, last + 1)], axis)
+    return before, after
+
+
+_doubled = differentiable(_double, _double_backward)

@@ -16,9 +16,9 @@ from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill_each
 
-LEAST_PRODUCTS = 2**22
+LEAST_PRODUCTS = 2**21
 """What has fewer is left to XLA, which is then as fast."""
-LEAST_NORMED = 2**20
+LEAST_NORMED = 2**14
 """Numbers; as above."""
 
 
