@@ -11,9 +11,9 @@ Samples out of reach of all particles are searched for and nothing else. With --
 of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
 
-`paper` runs with one window and one predicted step, rematerialised as in its configuration. Windows
-are spread over cores by `--train.batch-size 2 --train.num-devices 2`; parts are still measured
-one after another, on one device.
+`paper` runs with one window and one predicted step, rematerialised as in its configuration. Where
+windows are spread over cores, as the demo's two are (`train.num_devices`), parts are still measured
+one after another, on one device that has all cores.
 
 Run: python benchmarks/floor.py [demo] [--data DIR] [--repeats 5] [--processor] [--out DIR] ...
 """
@@ -55,6 +55,7 @@ from hdvpd.dynamics.interlacer import Interlacer
 from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.kernels.annular_sums import annular_sums
+from hdvpd.kernels.cores import share_cores
 from hdvpd.kernels.neighbors import Neighbors, knn
 from hdvpd.kernels.together import compiling_beside
 from hdvpd.model import Model
@@ -483,10 +484,18 @@ def _rays(frames: Any, config: Config) -> Rays:
 
 
 def time_all(
-    parts: list[Part], whole: Call, *, training: bool, repeats: int, clock: Callable[[], float]
+    parts: list[Part],
+    whole: Call,
+    *,
+    training: bool,
+    devices: int,
+    repeats: int,
+    clock: Callable[[], float],
 ) -> tuple["Timed", float]:
-    """Time a whole and each of its parts."""
+    """Time a whole, on so many devices, and each of its parts, on one."""
+    share_cores(devices)
     seconds = best_of(whole, repeats=repeats, clock=clock)
+    share_cores(1)
     calls = [part.both if training else part.forward for part in parts]
     once = [best_of(call, repeats=repeats, clock=clock) for call in calls]
     return list(zip(parts, once, strict=True)), seconds
@@ -560,8 +569,15 @@ def main() -> None:
         programs = wholes(Bench(config, compile_), dataset, batch)
     settle_memory()
     first = machine_rates(2 * repeats, clock)
+    devices = make_layout(config.train).mesh.size
     measured = {
-        name: time_all(*whole, training=name == TRAINING, repeats=repeats, clock=clock)
+        name: time_all(
+            *whole,
+            training=name == TRAINING,
+            devices=devices if name == TRAINING else 1,
+            repeats=repeats,
+            clock=clock,
+        )
         for name, whole in programs.items()
     }
     again = machine_rates(2 * repeats, clock)

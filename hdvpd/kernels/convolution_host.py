@@ -18,9 +18,12 @@ from hdvpd.kernels.onednn import (
     describe,
     dims,
     layout,
+    threads,
 )
 
 Shape = tuple[int, ...]
+
+# Operations are prepared for a number of threads: those of devices that share the cores take fewer.
 
 _TRAINING, _DIRECT = 64, 1
 _CREATE = "dnnl_convolution_{}_primitive_desc_create"
@@ -29,30 +32,30 @@ _CREATE = "dnnl_convolution_{}_primitive_desc_create"
 def forward(images: np.ndarray, kernel: np.ndarray, result: np.ndarray) -> None:
     """Fill in (b, h, w, o) from (b, h, w, i) and (r, s, i, o), zeros around the images."""
     for x, y, z in each(4, images, kernel, result):
-        _operation(x.shape, y.shape)(x, y, z)
+        _operation(x.shape, y.shape, threads())(x, y, z)
 
 
 def to_images(result_bar: np.ndarray, kernel: np.ndarray, images_bar: np.ndarray) -> None:
     """Fill in the cotangent of the images."""
     for x, y, z in each(4, result_bar, kernel, images_bar):
-        _operation_to_images(z.shape, y.shape)(x, y, z)
+        _operation_to_images(z.shape, y.shape, threads())(x, y, z)
 
 
 def to_kernel(images: np.ndarray, result_bar: np.ndarray, kernel_bar: np.ndarray) -> None:
     """Fill in the cotangent of the kernel."""
     for x, y, z in each(4, images, result_bar, kernel_bar):
-        _operation_to_kernel(x.shape, z.shape)(x, y, z)
+        _operation_to_kernel(x.shape, z.shape, threads())(x, y, z)
 
 
 @functools.cache
-def _operation(images: Shape, kernel: Shape) -> Operation:
+def _operation(images: Shape, kernel: Shape, _threads: int) -> Operation:
     source, result = _image_layouts(images, kernel)
     arguments = [(SOURCE, source), (WEIGHTS, _kernel_layout(kernel)), (RESULT, result)]
     return Operation(_describe_forward(images, kernel), arguments)
 
 
 @functools.cache
-def _operation_to_images(images: Shape, kernel: Shape) -> Operation:
+def _operation_to_images(images: Shape, kernel: Shape, _threads: int) -> Operation:
     source, result = _image_layouts(images, kernel)
     weights = _kernel_layout(kernel)
     description = _describe_backward("backward_data", images, kernel, source, _free(kernel), result)
@@ -60,7 +63,7 @@ def _operation_to_images(images: Shape, kernel: Shape) -> Operation:
 
 
 @functools.cache
-def _operation_to_kernel(images: Shape, kernel: Shape) -> Operation:
+def _operation_to_kernel(images: Shape, kernel: Shape, _threads: int) -> Operation:
     source, result = _image_layouts(images, kernel)
     weights = _kernel_layout(kernel)
     description = _describe_backward(

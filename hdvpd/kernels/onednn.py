@@ -45,6 +45,11 @@ def take_threads(count: int) -> None:
         _load().omp_set_num_threads(count)
 
 
+def threads() -> int:
+    """Return how many threads what the calling thread prepares now would take."""
+    return _load().omp_get_max_threads()
+
+
 def address(name: str) -> int:
     """Return where a function of the library lies."""
     return ctypes.cast(getattr(_load(), name), Handle).value or 0
