@@ -20,6 +20,7 @@ from hdvpd.kernels.cores import share_cores
 from hdvpd.kernels.ffi import ffi_call
 
 ADDRESSES = []
+COUNTED = []
 
 
 def scale_rows(values, factors, scaled, total):
@@ -29,8 +30,10 @@ def scale_rows(values, factors, scaled, total):
     total[...] = scaled.sum()
 
 
-def count_threads(asked, threads):
-    threads[:] = numba.get_num_threads()
+def count_threads(x, zero):
+    in_main = threading.get_ident() == threading.main_thread().ident
+    COUNTED.append((in_main, numba.get_num_threads()))
+    zero[...] = 0
 
 
 def refuse(values, result):
@@ -147,13 +150,25 @@ def test_on_many_cores_one_thread_works_for_callers_of_any_thread(cores, monkeyp
 
 
 def test_calls_take_the_share_of_the_cores_that_is_their_devices():
-    result = jax.ShapeDtypeStruct((1,), np.int32)
-    ask = jax.jit(lambda x: ffi_call(count_threads, [result], x)[0])
+    """Also after another share was taken, in threads of which Python keeps nothing."""
+    result = jax.ShapeDtypeStruct((), np.float32)
+
+    @jax.jit
+    def ask(x):
+        # So much work that it goes to XLA's own threads.
+        for _ in range(4):
+            x = jnp.tanh(x @ x)
+            x += ffi_call(count_threads, [result], x)[0]
+        return x
+
     every = numba.config.NUMBA_NUM_THREADS
     try:
         for devices in (1, 2, every + 1, 1):
+            COUNTED.clear()
             share_cores(devices)
-            assert ask(jnp.zeros(1)) == max(every // devices, 1)
+            jax.block_until_ready(ask(jnp.ones((1024, 1024))))
+            assert {count for _, count in COUNTED} == {max(every // devices, 1)}
+            assert any(not in_main for in_main, _ in COUNTED)
     finally:
         share_cores(1)
 

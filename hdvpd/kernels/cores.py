@@ -4,14 +4,12 @@ CPU devices of one process work side by side and share its cores. A call that to
 wait for the others' threads at the end of each of its loops (`benchmarks/window_devices.py`).
 """
 
-import threading
-
 import numba
 
 from hdvpd.kernels import onednn
 
-_sharing = 1
-_thread = threading.local()
+_share: int | None = None
+"""Cores of a call; None as long as none was asked for: all of them."""
 
 
 def share_cores(devices: int) -> None:
@@ -22,18 +20,17 @@ def share_cores(devices: int) -> None:
     Args:
       devices: of this process that work at once.
     """
-    global _sharing
-    _sharing = devices
+    global _share
+    if devices > 1 or _share is not None:
+        _share = max(numba.config.NUMBA_NUM_THREADS // devices, 1)
 
 
 def take_share() -> None:
     """Keep what the calling thread calls next to its share of the cores.
 
-    numba and OpenMP hold the number of threads for every thread that calls them.
+    numba and OpenMP hold the number for every thread; what Python holds for a thread of XLA's is
+    gone with each call.
     """
-    if getattr(_thread, "sharing", 1) == _sharing:
-        return
-    share = max(numba.config.NUMBA_NUM_THREADS // _sharing, 1)
-    numba.set_num_threads(share)
-    onednn.take_threads(share)
-    _thread.sharing = _sharing
+    if _share is not None:
+        numba.set_num_threads(_share)
+        onednn.take_threads(_share)
