@@ -4,10 +4,13 @@ CPU devices of one process work side by side and share its cores. A call that to
 wait for the others' threads at the end of each of its loops (`benchmarks/window_devices.py`).
 """
 
-import numba
+from typing import Any
+
+from numba import config, set_num_threads
 
 from hdvpd.kernels import onednn
 
+_settings: Any = config
 _share: int | None = None
 """Cores of a call; None as long as none was asked for: all of them."""
 
@@ -22,7 +25,7 @@ def share_cores(devices: int) -> None:
     """
     global _share
     if devices > 1 or _share is not None:
-        _share = max(numba.config.NUMBA_NUM_THREADS // devices, 1)
+        _share = max(_settings.NUMBA_NUM_THREADS // devices, 1)
 
 
 def take_share() -> None:
@@ -32,5 +35,5 @@ def take_share() -> None:
     gone with each call.
     """
     if _share is not None:
-        numba.set_num_threads(_share)
+        set_num_threads(_share)
         onednn.take_threads(_share)
