@@ -4,10 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 import pytest
 import references
+from threads import check_that_threads_change_nothing
 
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.gaussian import gaussian
@@ -239,13 +239,4 @@ def test_host_kernels_do_not_depend_on_the_number_of_threads():
     scene = random_scene()
     indices, found = everyone(20, 12)
     cotangent = np.random.default_rng(6).normal(size=(20, 16)).astype(np.float32)
-    threads = numba.get_num_threads()
-    results = []
-    try:
-        for count in {1, threads}:
-            numba.set_num_threads(count)
-            results.append(gradients(scene, indices, found, cotangent, "host"))
-    finally:
-        numba.set_num_threads(threads)
-    for one, other in zip(results[0], results[-1], strict=True):
-        np.testing.assert_array_equal(one, other)
+    check_that_threads_change_nothing(lambda: gradients(scene, indices, found, cotangent, "host"))

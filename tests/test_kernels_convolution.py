@@ -4,10 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 import pytest
 from test_kernels_dense import assert_near, gelu, in_float64, random, result_and_gradients
+from threads import check_that_threads_change_nothing
 
 from hdvpd.kernels import convolution, onednn
 from hdvpd.kernels.convolution import convolve, group_norm_gelu, on_host
@@ -80,15 +80,7 @@ def test_norm_does_not_depend_on_the_number_of_threads():
         host = functools.partial(group_norm_gelu, num_groups=8, epsilon=EPSILON)
         return [np.asarray(x) for x in result_and_gradients(host, [x, bias, scale, offset], bar)]
 
-    many = run()
-    before = numba.get_num_threads()
-    try:
-        numba.set_num_threads(1)
-        one = run()
-    finally:
-        numba.set_num_threads(before)
-    for ours, theirs in zip(many, one, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    check_that_threads_change_nothing(run)
 
 
 def test_images_without_contrast_have_finite_gradients():

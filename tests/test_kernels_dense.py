@@ -5,10 +5,10 @@ import functools
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
-import numba
 import numpy as np
 import pytest
 import scenes
+from threads import check_that_threads_change_nothing
 
 from hdvpd.encoders import unet
 from hdvpd.kernels import convolution, dense, onednn
@@ -161,15 +161,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
 
         return [np.asarray(x) for x in result_and_gradients(both, arguments, bar)]
 
-    many = run()
-    before = numba.get_num_threads()
-    try:
-        numba.set_num_threads(1)
-        one = run()
-    finally:
-        numba.set_num_threads(before)
-    for ours, theirs in zip(many, one, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    check_that_threads_change_nothing(run)
 
 
 def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):

@@ -5,11 +5,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 import pytest
 import references
 import scenes
+from threads import check_that_threads_change_nothing
 
 from hdvpd.attention.grf import walk_attention
 from hdvpd.attention.sampled_walks import sample_walks
@@ -220,13 +220,4 @@ def test_walks_that_are_only_listed_give_the_same(small, form):
 
 def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
     inputs, neighbors, cotangent = small
-    threads = numba.get_num_threads()
-    results = []
-    try:
-        for count in {1, threads}:
-            numba.set_num_threads(count)
-            results.append(gradients(inputs, neighbors, cotangent, "host"))
-    finally:
-        numba.set_num_threads(threads)
-    for one, other in zip(results[0], results[-1], strict=True):
-        np.testing.assert_array_equal(one, other)
+    check_that_threads_change_nothing(lambda: gradients(inputs, neighbors, cotangent, "host"))

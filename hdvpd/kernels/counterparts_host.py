@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit, fast_njit
 from hdvpd.kernels.host import each
+from hdvpd.kernels.lanes import everywhere
 from hdvpd.kernels.order import sort_rows
 
 _AXES = 6
@@ -233,11 +234,8 @@ def _compare(
             pointer = ir.VectorType(kind, _LANES).as_pointer()
             return builder.bitcast(place(argument, *indices, whole(0)), pointer)
 
-        def everywhere(argument: int, *indices: Any) -> Any:
-            value = builder.load(place(argument, *indices))
-            undefined = ir.Constant(ir.VectorType(value.type, _LANES), ir.Undefined)
-            first = builder.insert_element(undefined, value, row(0))
-            return builder.shuffle_vector(first, undefined, ir.VectorType(row, _LANES)(None))
+        def spread(argument: int, *indices: Any) -> Any:
+            return everywhere(builder, builder.load(place(argument, *indices)), _LANES)
 
         held = [lanes(squared, number), lanes(nearest, row)]
         best = [cgutils.alloca_once_value(builder, builder.load(x, align=4)) for x in held]
@@ -248,12 +246,12 @@ def _compare(
         with cgutils.for_range(builder, whole(_LANES)) as loop:
             total = ir.VectorType(number, _LANES)(None)
             for axis in range(_AXES):
-                theirs = everywhere(others, arguments[other], whole(axis), loop.index)
+                theirs = spread(others, arguments[other], whole(axis), loop.index)
                 apart = builder.fsub(ours[axis], theirs)
                 square = builder.fmul(apart, apart, flags=("contract",))
                 total = builder.fadd(total, square, flags=("contract",))
             known = [builder.load(x) for x in best]
-            found = total, everywhere(rows, arguments[other], loop.index)
+            found = total, spread(rows, arguments[other], loop.index)
             lesser = builder.icmp_signed("<", found[1], known[1])
             first = builder.and_(builder.fcmp_ordered("==", found[0], known[0]), lesser)
             nearer = builder.or_(builder.fcmp_ordered("<", found[0], known[0]), first)

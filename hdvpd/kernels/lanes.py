@@ -25,7 +25,7 @@ def at_most(typing: Any, numbers: Any, bound: Any) -> Any:
         vector, word = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         left = builder.load(builder.bitcast(array.data, vector.as_pointer()), align=4)
-        right = _everywhere(builder, arguments[1], LANES)
+        right = everywhere(builder, arguments[1], LANES)
         return builder.bitcast(builder.fcmp_ordered("<=", left, right), word)
 
     return types.uint32(numbers, bound), generate
@@ -72,7 +72,7 @@ def sum_of_rows(
         with cgutils.for_range(builder, number) as loop:
             row = builder.sext(builder.load(place(2, rows, q, loop.index)), ir.IntType(64))
             values = builder.load(columns(5, source, row, column), align=4)
-            weight = _everywhere(builder, builder.load(place(0, weights, w, loop.index)), COLUMNS)
+            weight = everywhere(builder, builder.load(place(0, weights, w, loop.index)), COLUMNS)
             product = builder.fmul(weight, values, flags=("contract",))
             builder.store(builder.fadd(builder.load(sums), product, flags=("contract",)), sums)
         builder.store(builder.load(sums), columns(7, total, q, a, column), align=4)
@@ -83,8 +83,8 @@ def sum_of_rows(
     return types.none(*arguments), generate
 
 
-def _everywhere(builder: Any, number: Any, lanes: int) -> Any:
-    """Return a vector of one number."""
+def everywhere(builder: Any, number: Any, lanes: int) -> Any:
+    """Generate code for a vector of one number."""
     undefined = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
