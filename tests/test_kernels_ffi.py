@@ -149,8 +149,40 @@ def test_on_many_cores_one_thread_works_for_callers_of_any_thread(cores, monkeyp
         assert theirs >= WORKED
 
 
+CALLS = threading.local()
+NUMBERS = []
+
+
+def number_calls(x, zero):
+    CALLS.count = getattr(CALLS, "count", 0) + 1
+    NUMBERS.append((threading.get_ident(), CALLS.count))
+    zero[...] = 0
+
+
+def test_python_keeps_what_it_knows_of_threads_of_xla():
+    result = jax.ShapeDtypeStruct((), np.float32)
+
+    @jax.jit
+    def ask(x):
+        # So much work that it goes to XLA's own threads.
+        for _ in range(4):
+            x = jnp.tanh(x @ x)
+            x += ffi_call(number_calls, [result], x)[0]
+        return x
+
+    NUMBERS.clear()
+    for _ in range(8):
+        jax.block_until_ready(ask(jnp.ones((1024, 1024))))
+    main = threading.main_thread().ident
+    of_xla = {thread for thread, _ in NUMBERS} - {main}
+    assert of_xla
+    for thread in of_xla:
+        numbers = [number for ident, number in NUMBERS if ident == thread]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
 def test_calls_take_the_share_of_the_cores_that_is_their_devices():
-    """Also after another share was taken, in threads of which Python keeps nothing."""
+    """Also after another share was taken."""
     result = jax.ShapeDtypeStruct((), np.float32)
 
     @jax.jit

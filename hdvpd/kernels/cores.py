@@ -31,8 +31,8 @@ def share_cores(devices: int) -> None:
 def take_share() -> None:
     """Keep what the calling thread calls next to its share of the cores.
 
-    numba and OpenMP hold the number for every thread; what Python holds for a thread of XLA's is
-    gone with each call.
+    numba and OpenMP hold the number for every thread, and another share may have been asked for
+    since its last call.
     """
     if _share is not None:
         set_num_threads(_share)

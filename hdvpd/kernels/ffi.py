@@ -146,8 +146,22 @@ def known(name: str) -> Callable[..., None] | None:
     return _REGISTERED.get(name, (None, None))[0]
 
 
+_KEPT = threading.local()
+
+
+def _keep_thread() -> None:
+    """Let Python keep what it knows of the calling thread of XLA's until the next call.
+
+    It would forget it with each return, and map, clear and unmap memory for the frames of every
+    call, of which the process's other threads have to be told: a tenth of the demo's step.
+    """
+    if not hasattr(_KEPT, "state"):
+        _KEPT.state = ctypes.pythonapi.PyGILState_Ensure()  # and never released
+
+
 def _handle(function: Callable[..., None], frame: Any) -> int | None:
     """Answer XLA's question for our version, or run the function; return no error or one."""
+    _keep_thread()
     frame = frame.contents
     if frame.extension:
         extension = _Extension.from_address(frame.extension)
