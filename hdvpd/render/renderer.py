@@ -288,7 +288,9 @@ class Renderer(nnx.Module):
         rows = jnp.pad(order, padding).reshape(_NUM_CHUNKS, chunk)
         num_reached = jnp.sum(reached, dtype=jnp.int32)
         any_reached = jnp.arange(_NUM_CHUNKS) * chunk < num_reached
-        _, shaded = jax.lax.scan(body, None, (rows, any_reached))
+        # To keep what a gradient needs costs more, of empty chunks too, than to compute it again.
+        shade_chunk = jax.checkpoint(body, prevent_cse=False)
+        _, shaded = jax.lax.scan(shade_chunk, None, (rows, any_reached))
         shaded = shaded.reshape(-1, 5)[place]
         return jnp.where(reached[:, None] | (jnp.arange(5) < 3)[None], shaded, 0.0)
 
