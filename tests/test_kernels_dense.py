@@ -12,7 +12,13 @@ from threads import check_that_threads_change_nothing
 
 from hdvpd.encoders import unet
 from hdvpd.kernels import convolution, dense, onednn
-from hdvpd.kernels.dense import dense_added, norm_dense, on_host, relu_attention
+from hdvpd.kernels.dense import (
+    dense_added,
+    norm_dense,
+    norm_mlp_added,
+    on_host,
+    relu_attention,
+)
 from hdvpd.training.step import create_model, merge_model
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="oneDNN is not installed")
@@ -65,10 +71,15 @@ FORMS = {
         lambda r, x, w, b: r + x @ w + b[None],
         lambda t: [(t, 9), (t, 16), (16, 9), (9,)],
     ),
-    "gelu, added": (
-        functools.partial(dense_added, gelu=True),
-        lambda r, x, w, b: r + gelu(x) @ w + b[None],
-        lambda t: [(t, 9), (t, 16), (16, 9), (9,)],
+    # Numbers as large as a norm's: where GELU's slope is flat, rounding is much of what is left.
+    "mlp": (
+        lambda x, scale, offset, *layers: norm_mlp_added(
+            x, scale / 4, offset / 4, EPSILON, (layers[:2], layers[2:])
+        ),
+        lambda x, scale, offset, w, b, v, c: (
+            x + gelu(plain_norm_dense(x, scale / 4, offset / 4, w, b)) @ v + c[None]
+        ),
+        lambda t: [(t, 12), (12,), (12,), (12, 20), (20,), (20, 12), (12,)],
     ),
 }
 
@@ -101,10 +112,11 @@ def test_layers_and_gradients_equal_formulas_in_float64(form, rows):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("heads", [1, 4])
+# Columns of a head: some of a vector, all of one, all of two, of one and some of the next.
+@pytest.mark.parametrize(("heads", "each"), [(1, 8), (4, 2), (3, 12), (4, 16), (2, 32), (2, 20)])
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
-def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, share):
-    together, bar = random((rows, 24), (rows, 8))
+def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, each, share):
+    together, bar = random((rows, 3 * heads * each), (rows, heads * each))
     mask = np.random.default_rng(1).random(rows) < share
     host = functools.partial(relu_attention, mask=mask, num_heads=heads, least=LEAST)
     plain = functools.partial(plain_attention, mask=mask, num_heads=heads)
@@ -152,12 +164,14 @@ def test_mapped_attention_is_one_after_another():
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    arguments = random((5000, 24), (24,), (24,), (24, 24), (24,))
+    arguments = random((5000, 24), (24,), (24,), (24, 40), (40,), (40, 24), (24,), (24, 24), (24,))
     (bar,) = random((5000, 8), seed=1)
 
     def run():
-        def both(*arguments):
-            return relu_attention(host_norm_dense(*arguments), np.ones(5000, bool), 2, LEAST)
+        def both(x, scale, offset, *layers):
+            x = norm_mlp_added(x, scale, offset, EPSILON, (layers[:2], layers[2:4]))
+            together = host_norm_dense(x, scale, offset, *layers[4:])
+            return relu_attention(together, np.ones(5000, bool), 2, LEAST)
 
         return [np.asarray(x) for x in result_and_gradients(both, arguments, bar)]
 
@@ -182,14 +196,17 @@ def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
         program = loss.lower(params)
         called = {
             module
-            for module in ("dense_host", "linear_attention_host", "convolution_host", "group_norm")
+            for module in (
+                *("dense_host", "mlp_host", "linear_attention_host"),
+                *("convolution_host", "group_norm"),
+            )
             if module in program.as_text()
         }
         return *loss(params), called
 
     ours, our_bars, used = slopes(host=True)
     theirs, their_bars, unused = slopes(host=False)
-    assert len(used) == 4
+    assert len(used) == 5
     assert not unused
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     bars = [jax.flatten_util.ravel_pytree(x)[0] for x in (our_bars, their_bars)]

@@ -12,7 +12,7 @@ from flax import nnx
 
 from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.dense import dense_added, norm_dense, on_host
+from hdvpd.kernels.dense import dense_added, norm_dense, norm_mlp_added, on_host
 
 
 def normed(
@@ -38,13 +38,34 @@ def normed(
     return jnp.split(together, ends, axis=1)
 
 
+def mlp_added(
+    x: Float[JaxArray, "t d"],
+    norm: nnx.LayerNorm,
+    layers: tuple[nnx.Linear, nnx.Linear],
+    kernels: Kernels,
+) -> Float[JaxArray, "t d"]:
+    """Return x + second(GELU(first(norm(x)))).
+
+    Args:
+      x: rows.
+      norm: comes first.
+      layers: the two, with biases; what the first returns is the widest array of a block.
+      kernels: compiled host code or plain JAX.
+    """
+    first, second = layers
+    if first.dtype is not None or not on_host(kernels, x):
+        return x + second(jax.nn.gelu(first(norm(x))))
+    assert norm.scale is not None
+    assert norm.bias is not None
+    weights = [(layer.kernel[...], _bias(layer)) for layer in layers]
+    return norm_mlp_added(x, norm.scale[...], norm.bias[...], norm.epsilon, weights)
+
+
 def added(
     residual: Float[JaxArray, "t n"],
     layer: nnx.Linear,
     x: Float[JaxArray, "t d"],
     kernels: Kernels,
-    *,
-    gelu: bool = False,
 ) -> Float[JaxArray, "t n"]:
     """Return residual + layer(x).
 
@@ -53,11 +74,10 @@ def added(
       layer: with or without bias.
       x: rows.
       kernels: compiled host code or plain JAX.
-      gelu: take GELU(x) in place of x.
     """
     if layer.dtype is not None or not on_host(kernels, x, residual):
-        return residual + layer(jax.nn.gelu(x) if gelu else x)
-    return dense_added(residual, x, layer.kernel[...], _bias(layer), gelu=gelu)
+        return residual + layer(x)
+    return dense_added(residual, x, layer.kernel[...], _bias(layer))
 
 
 def applied(

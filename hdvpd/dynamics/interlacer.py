@@ -13,7 +13,7 @@ from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
 from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
-from hdvpd.dynamics.dense import added, normed
+from hdvpd.dynamics.dense import mlp_added
 from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
@@ -135,11 +135,8 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
 
     def fed_forward(self, tokens: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
         """Return tokens after the MLP."""
-        return by_rows(self._fed_forward, tokens)
-
-    def _fed_forward(self, rows: Float[JaxArray, "t d"]) -> Float[JaxArray, "t d"]:
-        (hidden,) = normed(self.norm_mlp, [self.mlp.hidden], rows, self.kernels)
-        return added(rows, self.mlp.out, hidden, self.kernels, gelu=True)
+        layers = self.mlp.hidden, self.mlp.out
+        return by_rows(lambda x: mlp_added(x, self.norm_mlp, layers, self.kernels), tokens)
 
 
 class Interlacer(AbstractDynamics):

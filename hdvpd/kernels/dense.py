@@ -3,12 +3,14 @@
 XLA's twin is the modules of flax themselves (`basics/layers.py`): `on_host` says which runs.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, JaxArray
-from hdvpd.kernels import dense_host, linear_attention_host, onednn
+from hdvpd.kernels import dense_host, linear_attention_host, mlp_host, onednn
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill_each
@@ -47,7 +49,7 @@ def norm_dense(
     """
     no_residual = jnp.zeros((0, kernel.shape[1]), x.dtype)
     moving = (x, jnp.stack([scale, offset]), no_residual, kernel, bias)
-    return _dense((dense_host.NORM, epsilon), moving, ())
+    return _dense(epsilon, moving, ())
 
 
 def dense_added(
@@ -55,8 +57,6 @@ def dense_added(
     x: Float[JaxArray, "t d"],
     kernel: Float[JaxArray, "d n"],
     bias: Float[JaxArray, "n"],
-    *,
-    gelu: bool = False,
 ) -> Float[JaxArray, "t n"]:
     """Return residual + x kernel + bias.
 
@@ -65,11 +65,30 @@ def dense_added(
       x: rows.
       kernel: of the layer.
       bias: of the layer.
-      gelu: take GELU(x) in place of x.
     """
-    before = dense_host.GELU if gelu else dense_host.NOTHING
     moving = (x, jnp.zeros((2, 0), x.dtype), residual, kernel, bias)
-    return _dense((before, 0.0), moving, ())
+    return _dense(0.0, moving, ())
+
+
+def norm_mlp_added(
+    x: Float[JaxArray, "t d"],
+    scale: Float[JaxArray, "d"],
+    offset: Float[JaxArray, "d"],
+    epsilon: float,
+    layers: Sequence[tuple[Float[JaxArray, "a b"], Float[JaxArray, "b"]]],
+) -> Float[JaxArray, "t d"]:
+    """Return x + MLP(LayerNorm(x)), with GELU between its two layers.
+
+    Args:
+      x: rows.
+      scale: of the norm.
+      offset: of the norm.
+      epsilon: added to the variance.
+      layers: kernel and bias of either.
+    """
+    (kernel_in, bias_in), (kernel_out, bias_out) = layers
+    moving = (x, jnp.stack([scale, offset]), kernel_in, bias_in, kernel_out, bias_out)
+    return _mlp(epsilon, moving, ())
 
 
 def relu_attention(
@@ -90,41 +109,51 @@ def relu_attention(
     return _attend((num_heads, least), queries_keys_values, share)
 
 
-def _forward(settings, moving, fixed):
+def _forward(epsilon, moving, fixed):
     x, norm, residual, kernel, bias = moving
-    before, epsilon = _numbers(*settings)
-    arguments = (before, x, norm, epsilon, residual, kernel, bias)
+    arguments = (x, norm, _real(epsilon), residual, kernel, bias)
     return fill_each(dense_host.forward, [(x.shape[0], kernel.shape[1])], *arguments)[0], None
 
 
-def _backward(settings, moving, fixed, saved, result_bar):
+def _backward(epsilon, moving, fixed, saved, result_bar):
     x, norm, residual, kernel, bias = moving
-    before, epsilon = _numbers(*settings)
     shapes = [x.shape, norm.shape, kernel.shape, bias.shape]
-    arguments = (before, x, norm, epsilon, kernel, result_bar)
+    arguments = (x, norm, _real(epsilon), kernel, result_bar)
     x_bar, norm_bar, kernel_bar, bias_bar = fill_each(dense_host.backward, shapes, *arguments)
     residual_bar = result_bar if residual.shape[0] else residual
     return x_bar, norm_bar, residual_bar, kernel_bar, bias_bar
 
 
+def _mlp_forward(epsilon, moving, fixed):
+    x, norm, *layers = moving
+    return fill_each(mlp_host.forward, [x.shape], x, norm, _real(epsilon), *layers)[0], None
+
+
+def _mlp_backward(epsilon, moving, fixed, saved, result_bar):
+    x, norm, *layers, _ = moving
+    shapes = [array.shape for array in moving]
+    arguments = (x, norm, _real(epsilon), *layers, result_bar)
+    return tuple(fill_each(mlp_host.backward, shapes, *arguments))
+
+
 def _attention_forward(settings, moving, fixed):
-    num_heads, (_, least) = settings[0], _numbers(*settings)
+    num_heads, least = settings
     rows, width = moving.shape[0], moving.shape[1] // 3
     each = width // num_heads
     shapes = [(rows, width), (num_heads, each, each), (num_heads, each)]
-    result, *sums = fill_each(linear_attention_host.forward, shapes, moving, fixed, least)
+    result, *sums = fill_each(linear_attention_host.forward, shapes, moving, fixed, _real(least))
     return result, sums
 
 
 def _attention_backward(settings, moving, fixed, sums, result_bar):
-    _, least = _numbers(*settings)
-    arguments = (moving, fixed, least, *sums, result_bar)
+    arguments = (moving, fixed, _real(settings[1]), *sums, result_bar)
     return fill_each(linear_attention_host.backward, [moving.shape], *arguments)[0]
 
 
-def _numbers(whole, real):
-    return np.asarray(whole, np.int32), np.asarray(real, np.float32)
+def _real(number):
+    return np.asarray(number, np.float32)
 
 
 _dense = differentiable(_forward, _backward)
+_mlp = differentiable(_mlp_forward, _mlp_backward)
 _attend = differentiable(_attention_forward, _attention_backward)

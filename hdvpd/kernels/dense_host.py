@@ -1,6 +1,6 @@
 """Host form of dense layers: blocks of rows that stay in the cache.
 
-What stands before a layer (a LayerNorm, GELU) is computed for a block when it is needed, also
+What stands before a layer (a LayerNorm) is computed for a block when it is needed, also
 backward, and never written to memory as a whole. Gradients of weights are sums over fixed parts of
 the rows, in their order, whatever the number of threads.
 """
@@ -11,7 +11,6 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, add_rows, clear, copy_rows, fast_njit, parallel_njit
-from hdvpd.kernels.gelu import gelu, gelu_slope
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
@@ -19,10 +18,7 @@ from hdvpd.kernels.small_products import (
     add_transposed_product,
 )
 
-NOTHING, NORM, GELU = range(3)
-"""What stands before the layer."""
-
-_AT_ONCE = 256
+AT_ONCE = 256
 """Rows of a block."""
 _PART = 1024
 """Rows of a part at least."""
@@ -37,7 +33,7 @@ def forward(*arrays: np.ndarray) -> None:
     Args:
       *arrays: those of `_forward`; there may be further axes in front (`host.each`).
     """
-    for x in each((0, 2, 2, 0, 2, 2, 1, 2), *arrays):
+    for x in each((2, 2, 0, 2, 2, 1, 2), *arrays):
         _forward(*x)
 
 
@@ -47,14 +43,20 @@ def backward(*arrays: np.ndarray) -> None:
     Args:
       *arrays: those of `_backward`; there may be further axes in front (`host.each`).
     """
-    for x in each((0, 2, 2, 0, 2, 2, 2, 2, 2, 1), *arrays):
+    for x in each((2, 2, 0, 2, 2, 2, 2, 2, 1), *arrays):
         _backward(*x)
+
+
+@fast_njit()
+@no_type_check
+def parts_of(rows):
+    """Return into how many parts rows are cut."""
+    return min(max(rows // _PART, 1), _MOST_PARTS)
 
 
 @parallel_njit()
 @no_type_check
 def _forward(
-    before: int,
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -66,9 +68,8 @@ def _forward(
     """Do what `forward` does.
 
     Args:
-      before: one of the constants above.
       x: (t, k) rows.
-      norm: (2, k) scale and offset of the LayerNorm.
+      norm: (2, k) scale and offset of the LayerNorm; (2, 0) for none.
       epsilon: added to the variance.
       residual: (t, n), or (0, n) for none.
       kernel: (k, n).
@@ -76,22 +77,21 @@ def _forward(
       result: (t, n).
     """
     rows = x.shape[0]
-    parts = min(max(rows // _PART, 1), _MOST_PARTS)
+    parts = parts_of(rows)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((_AT_ONCE, x.shape[1]), np.float32)
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        space = np.empty((AT_ONCE, x.shape[1]), np.float32)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             block = space[: end - begin]
-            _prepare(before, x[begin:end], norm, epsilon, block)
-            _begin(residual[begin:end], bias, result[begin:end])
+            prepare(x[begin:end], norm, epsilon, block)
+            begin_with(residual[begin:end], bias, result[begin:end])
             add_product(block, kernel, 1, result[begin:end])
 
 
 @parallel_njit()
 @no_type_check
 def _backward(
-    before: int,
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -104,38 +104,46 @@ def _backward(
 ) -> None:
     """Do what `backward` does; shapes are those of `_forward`."""
     rows = x.shape[0]
-    parts = min(max(rows // _PART, 1), _MOST_PARTS)
+    parts = parts_of(rows)
     kernel_bars = np.empty((parts, kernel.shape[0], kernel.shape[1]), np.float32)
     norm_bars = np.empty((parts, 2, norm.shape[1]), np.float32)
     bias_bars = np.empty((parts, bias_bar.shape[0]), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((_AT_ONCE, x.shape[1]), np.float32)
+        space = np.empty((AT_ONCE, x.shape[1]), np.float32)
         clear(kernel_bars[part])
         clear(norm_bars[part])
         clear(bias_bars[part])
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             block = space[: end - begin]
-            _prepare(before, x[begin:end], norm, epsilon, block)
+            prepare(x[begin:end], norm, epsilon, block)
             add_transposed_product(block, result_bar[begin:end], 1, kernel_bars[part])
             add_rows(result_bar[begin:end], bias_bars[part])
             add_product_transposed(result_bar[begin:end], kernel, 0, block)
-            _undo(before, x[begin:end], norm, epsilon, block, x_bar[begin:end], norm_bars[part])
-    if kernel_bars.size > _MANY:
-        for row in prange(kernel.shape[0]):
-            clear(kernel_bar[row])
-            for part in range(parts):
-                _add(kernel_bars[part, row], kernel_bar[row])
-    else:
-        add_parts(kernel_bars, kernel_bar)
+            undo(x[begin:end], norm, epsilon, block, x_bar[begin:end], norm_bars[part])
+    add_all_parts(kernel_bars, kernel_bar)
     add_parts(norm_bars, norm_bar)
     add_parts(bias_bars, bias_bar)
 
 
+@parallel_njit()
+@no_type_check
+def add_all_parts(parts: np.ndarray, total: np.ndarray) -> None:
+    """Fill in the sum of (parts, k, n) along the first axis, by all threads if it is large."""
+    if parts.size > _MANY:
+        for row in prange(total.shape[0]):
+            clear(total[row])
+            for part in range(parts.shape[0]):
+                _add(parts[part, row], total[row])
+    else:
+        add_parts(parts, total)
+
+
 @fast_njit()
 @no_type_check
-def _begin(residual, bias, result):
+def begin_with(residual, bias, result):
+    """Fill in residual + bias; (0, n) is no residual."""
     if residual.shape[0]:
         for row in range(result.shape[0]):
             for column in range(result.shape[1]):
@@ -148,29 +156,25 @@ def _begin(residual, bias, result):
 
 @fast_njit()
 @no_type_check
-def _prepare(before, x, norm, epsilon, block):
+def prepare(x, norm, epsilon, block):
     """Fill a block of rows with what the layer multiplies."""
     columns = x.shape[1]
-    if before == NORM:
+    if norm.shape[1]:
         for row in range(x.shape[0]):
             mean, factor = _moments(x[row], epsilon)
             for column in range(columns):
                 normed = (x[row, column] - mean) * factor
                 block[row, column] = normed * norm[0, column] + norm[1, column]
-    elif before == GELU:
-        for row in range(x.shape[0]):
-            for column in range(columns):
-                block[row, column] = gelu(x[row, column])
     else:
         copy_rows(x, block)
 
 
 @fast_njit()
 @no_type_check
-def _undo(before, x, norm, epsilon, bar, x_bar, norm_bar):
+def undo(x, norm, epsilon, bar, x_bar, norm_bar):
     """Fill in the cotangent of rows from that of a block, which is used up."""
     columns = x.shape[1]
-    if before == NORM:
+    if norm.shape[1]:
         normed = np.empty(columns, np.float32)
         for row in range(x.shape[0]):
             mean, factor = _moments(x[row], epsilon)
@@ -190,10 +194,6 @@ def _undo(before, x, norm, epsilon, bar, x_bar, norm_bar):
             for column in range(columns):
                 inner = bar[row, column] - total - normed[column] * along
                 x_bar[row, column] = factor * inner
-    elif before == GELU:
-        for row in range(x.shape[0]):
-            for column in range(columns):
-                x_bar[row, column] = bar[row, column] * gelu_slope(x[row, column])
     else:
         copy_rows(bar, x_bar)
 

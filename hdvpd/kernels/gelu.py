@@ -51,6 +51,14 @@ def gelu(x):
 @no_type_check
 def gelu_slope(x):
     """Return the derivative of GELU."""
+    return gelu_and_slope(x)[1]
+
+
+@inlined_njit()
+@no_type_check
+def gelu_and_slope(x):
+    """Return GELU and its derivative."""
     bent = tanh(_SCALE * x * (_ONE + _CUBE * x * x))
     inner = _SCALE * (_ONE + _THREE * x * x)
-    return _HALF * (_ONE + bent) + _HALF * x * (_ONE - bent * bent) * inner
+    half = _HALF * (_ONE + bent)
+    return half * x, half + _HALF * x * (_ONE - bent * bent) * inner
