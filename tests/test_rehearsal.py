@@ -34,7 +34,7 @@ def kernels():
 def loss(x, points):
     x = norm_dense(x, x[0], x[1], 1e-6, jnp.ones((64, 192)), jnp.ones(192))
     x = relu_attention(x, jnp.ones(len(x), bool), 4, 1e-3)
-    x = dense_added(x, x, jnp.ones((64, 64)), jnp.ones(64), gelu=True)
+    x = dense_added(x, x, jnp.ones((64, 64)), jnp.ones(64))
     near = jax.vmap(lambda points: knn(points, points, 3, backend="kdtree").distances)(points)
     return x.sum() + near.sum()
 

@@ -1,7 +1,8 @@
 """Host form of linear attention with ReLU features, all heads in blocks of rows.
 
 Sums over all tokens are made of those of fixed parts of the rows, in their order, whatever the
-number of threads.
+number of threads. A head's columns are too few for numba to make vectors of their loops: they are
+vectors of their own here, the last one of a head perhaps with zeros at its end.
 """
 
 from typing import no_type_check
@@ -9,15 +10,17 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import (
-    add_parts,
-    add_rows,
-    clear,
-    copy_rows,
-    fast_njit,
-    parallel_njit,
-)
+from hdvpd.kernels.compiled import add_parts, add_rows, clear, fast_njit, parallel_njit
 from hdvpd.kernels.host import each
+from hdvpd.kernels.lanes import (
+    COLUMNS,
+    bring_near,
+    in_all_lanes,
+    load_columns,
+    store_columns,
+    sum_of_lanes,
+    where_positive,
+)
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
@@ -29,6 +32,11 @@ _AT_ONCE = 256
 _PART = 1024
 """Rows of a part at least."""
 _MOST_PARTS = 32
+_AHEAD = 16
+"""Rows between the one at hand and the one that the processor is told to fetch.
+
+Each loop takes a part of longer rows, which the processor does not foresee.
+"""
 
 
 def forward(*arrays: np.ndarray) -> None:
@@ -86,8 +94,7 @@ def _forward(
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             keys = space[: end - begin]
-            _features(qkv[begin:end], width, np.float32(1), least, keys)
-            _weigh(share[begin:end], keys)
+            _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             add_rows(keys, totals[part])
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
@@ -97,20 +104,17 @@ def _forward(
                 )
     add_parts(summaries, summary)
     add_parts(totals.reshape(parts, heads, each_width), total)
-    scale = np.float32(1 / np.sqrt(each_width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
         space = np.empty((_AT_ONCE, width), np.float32)
-        per_head = np.empty((_AT_ONCE, heads), np.float32)
+        inverses = np.empty((_AT_ONCE, heads), np.float32)
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
-            queries, normalizers = space[: end - begin], per_head[: end - begin]
-            _features(qkv[begin:end], 0, scale, least, queries)
-            _normalize(queries, total, normalizers)
+            queries = space[: end - begin]
+            _divided_queries(qkv[begin:end], least, total, result[begin:end], queries, inverses)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 add_product(queries[:, columns], summary[head], 0, result[begin:end, columns])
-            _divide(normalizers, result[begin:end])
 
 
 @parallel_njit()
@@ -128,38 +132,30 @@ def _to_queries(
     rows, width = result_bar.shape
     heads, each_width = total.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
-    scale = np.float32(1 / np.sqrt(each_width))
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
-    totals = np.empty((parts, width), np.float32)
+    totals = np.empty((parts, heads, each_width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((3, _AT_ONCE, width), np.float32)
-        per_head = np.empty((_AT_ONCE, heads), np.float32)
+        space = np.empty((2, _AT_ONCE, width), np.float32)
+        inverses = np.empty((_AT_ONCE, heads), np.float32)
         clear(summaries[part])
         clear(totals[part])
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
-            queries, divided = space[0, : end - begin], space[1, : end - begin]
-            sums, normalizers = space[2, : end - begin], per_head[: end - begin]
-            _features(qkv[begin:end], 0, scale, least, queries)
-            _normalize(queries, total, normalizers)
-            copy_rows(result_bar[begin:end], divided)
-            _divide(normalizers, divided)
+            queries, bar = space[0, : end - begin], space[1, : end - begin]
+            _divided_queries(qkv[begin:end], least, total, result_bar[begin:end], queries, inverses)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
-                add_product(queries[:, columns], summary[head], 0, sums[:, columns])
-                add_transposed_product(
-                    queries[:, columns], divided[:, columns], 1, summaries[part, head]
+                add_product_transposed(
+                    result_bar[begin:end, columns], summary[head], 0, bar[:, columns]
                 )
-            # In place of a normalizer its cotangent.
-            _normalize_back(divided, sums, normalizers)
-            _add_weighted(normalizers, queries, totals[part])
-            _spread(normalizers, total, sums)
-            for head in range(heads):
-                columns = slice(head * each_width, (head + 1) * each_width)
-                add_product_transposed(divided[:, columns], summary[head], 1, sums[:, columns])
-            _undo_features(qkv[begin:end], 0, scale, sums, qkv_bar[begin:end])
-    summary_bar, total_bar = np.empty_like(summary), np.empty(width, np.float32)
+                add_transposed_product(
+                    queries[:, columns], result_bar[begin:end, columns], 1, summaries[part, head]
+                )
+            _undo_queries(
+                queries, inverses, bar, total, qkv[begin:end], totals[part], qkv_bar[begin:end]
+            )
+    summary_bar, total_bar = np.empty_like(summary), np.empty_like(total)
     add_parts(summaries, summary_bar)
     add_parts(totals, total_bar)
     return summary_bar, total_bar
@@ -177,7 +173,7 @@ def _to_keys_and_values(
 ) -> None:
     """Fill in the cotangents of keys and values."""
     rows, width = qkv.shape[0], qkv.shape[1] // 3
-    heads, each_width = summary_bar.shape[:2]
+    heads, each_width = total_bar.shape
     parts = min(max(rows // _PART, 1), _MOST_PARTS)
     for part in prange(parts):
         last = (part + 1) * rows // parts
@@ -185,117 +181,120 @@ def _to_keys_and_values(
         for begin in range(part * rows // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             keys, bar = space[0, : end - begin], space[1, : end - begin]
-            _features(qkv[begin:end], width, np.float32(1), least, keys)
-            _weigh(share[begin:end], keys)
-            _repeat(total_bar, bar)
+            _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
                 add_product_transposed(
-                    qkv[begin:end, values], summary_bar[head], 1, bar[:, columns]
+                    qkv[begin:end, values], summary_bar[head], 0, bar[:, columns]
                 )
                 add_product(keys[:, columns], summary_bar[head], 0, qkv_bar[begin:end, values])
-            _weigh(share[begin:end], bar)
-            _undo_features(qkv[begin:end], width, np.float32(1), bar, qkv_bar[begin:end])
+            _undo_keys(bar, total_bar, share[begin:end], qkv[begin:end], qkv_bar[begin:end])
 
 
 @fast_njit()
 @no_type_check
-def _features(qkv, first, scale, least, features):
-    """Fill in ReLU of the columns from `first` on, scaled, and a little."""
-    for row in range(features.shape[0]):
-        for column in range(features.shape[1]):
-            value = qkv[row, first + column] * scale
-            features[row, column] = (value if value > 0 else np.float32(0)) + least
+def _weighted_keys(qkv, share, least, keys):
+    """Fill in features of keys times shares."""
+    width = keys.shape[1]
+    little = in_all_lanes(least)
+    for row in range(keys.shape[0]):
+        # With the values, which come next.
+        _announce(qkv, row + _AHEAD, width, 3 * width)
+        weight = in_all_lanes(share[row])
+        for column in range(0, width, COLUMNS):
+            key = load_columns(qkv, row, width + column, 2 * width)
+            store_columns((where_positive(key, key) + little) * weight, keys, row, column, width)
 
 
 @fast_njit()
 @no_type_check
-def _undo_features(qkv, first, scale, bar, qkv_bar):
-    for row in range(bar.shape[0]):
-        for column in range(bar.shape[1]):
-            passed = scale if qkv[row, first + column] > 0 else np.float32(0)
-            bar[row, column] *= passed
-        for column in range(bar.shape[1]):
-            qkv_bar[row, first + column] = bar[row, column]
+def _divided_queries(qkv, least, total, next_rows, queries, inverses):
+    """Fill in features of queries by their products with the total, and one by those products.
 
-
-@fast_njit()
-@no_type_check
-def _weigh(share, rows):
-    for row in range(rows.shape[0]):
-        factor = share[row]
-        for column in range(rows.shape[1]):
-            rows[row, column] *= factor
-
-
-@fast_njit()
-@no_type_check
-def _normalize(queries, total, normalizers):
-    """Fill in what every head's result is divided by; 1 where there is no token."""
+    A product is taken as 1 where there is no token. The next rows, needed afterwards, are fetched.
+    """
     heads, width = total.shape
+    scale, little = in_all_lanes(np.float32(1 / np.sqrt(width))), in_all_lanes(least)
     for row in range(queries.shape[0]):
+        _announce(qkv, row + _AHEAD, 0, heads * width)
+        _announce(next_rows, row, 0, heads * width)
         for head in range(heads):
-            value = np.float32(0)
-            for column in range(width):
-                value += queries[row, head * width + column] * total[head, column]
-            normalizers[row, head] = value if value > 0 else np.float32(1)
+            first, end = head * width, (head + 1) * width
+            products = in_all_lanes(np.float32(0))
+            for column in range(0, width, COLUMNS):
+                query = load_columns(qkv, row, first + column, end)
+                query = where_positive(query, query) * scale + little
+                products = products + query * load_columns(total, head, column, width)
+                store_columns(query, queries, row, first + column, end)
+            normalizer = sum_of_lanes(products)
+            inverse = np.float32(1) / (normalizer if normalizer > 0 else np.float32(1))
+            inverses[row, head] = inverse
+            factor = in_all_lanes(inverse)
+            for column in range(first, end, COLUMNS):
+                store_columns(
+                    load_columns(queries, row, column, end) * factor, queries, row, column, end
+                )
 
 
 @fast_njit()
 @no_type_check
-def _divide(normalizers, rows):
-    heads = normalizers.shape[1]
-    width = rows.shape[1] // heads
-    for row in range(rows.shape[0]):
-        for head in range(heads):
-            factor = np.float32(1) / normalizers[row, head]
-            first = head * width
-            for column in range(width):
-                rows[row, first + column] *= factor
+def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
+    """Add to the cotangent of the total and fill in that of queries.
 
-
-@fast_njit()
-@no_type_check
-def _normalize_back(divided, sums, normalizers):
-    """Replace normalizers by their cotangents, from result_bar / normalizer and the sums."""
-    heads = normalizers.shape[1]
-    width = sums.shape[1] // heads
-    for row in range(sums.shape[0]):
-        for head in range(heads):
-            product = np.float32(0)
-            for column in range(head * width, (head + 1) * width):
-                product += divided[row, column] * sums[row, column]
-            normalizers[row, head] = -product / normalizers[row, head]
-
-
-@fast_njit()
-@no_type_check
-def _add_weighted(weights, rows, total):
-    heads = weights.shape[1]
-    width = rows.shape[1] // heads
-    for row in range(rows.shape[0]):
-        for head in range(heads):
-            weight = weights[row, head]
-            first = head * width
-            for column in range(width):
-                total[first + column] += weight * rows[row, first + column]
-
-
-@fast_njit()
-@no_type_check
-def _spread(weights, total, rows):
+    Args:
+      queries: what `_divided_queries` fills in.
+      inverses: likewise.
+      bar: cotangent of `queries` as if their products with the total were constants.
+      total: as in `_forward`.
+      qkv: likewise.
+      total_bar: gets the sum.
+      qkv_bar: gets the first columns.
+    """
     heads, width = total.shape
-    for row in range(rows.shape[0]):
+    scale = np.float32(1 / np.sqrt(width))
+    for row in range(queries.shape[0]):
+        _announce(qkv_bar, row + _AHEAD, 0, heads * width)
         for head in range(heads):
-            weight = weights[row, head]
-            for column in range(width):
-                rows[row, head * width + column] = weight * total[head, column]
+            first, end = head * width, (head + 1) * width
+            products = in_all_lanes(np.float32(0))
+            for column in range(first, end, COLUMNS):
+                query = load_columns(queries, row, column, end)
+                products = products + query * load_columns(bar, row, column, end)
+            product = in_all_lanes(sum_of_lanes(products))
+            factor = in_all_lanes(scale * inverses[row, head])
+            for column in range(0, width, COLUMNS):
+                place = first + column
+                query = load_columns(queries, row, place, end)
+                sums = load_columns(total_bar, head, column, width)
+                store_columns(sums - product * query, total_bar, head, column, width)
+                part = product * load_columns(total, head, column, width)
+                query_bar = factor * (load_columns(bar, row, place, end) - part)
+                passed = where_positive(load_columns(qkv, row, place, end), query_bar)
+                store_columns(passed, qkv_bar, row, place, end)
 
 
 @fast_njit()
 @no_type_check
-def _repeat(row, rows):
-    for number in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            rows[number, column] = row[column]
+def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
+    """Fill in the cotangent of keys from that of weighted keys, which lacks the total's part."""
+    heads, width = total_bar.shape
+    for row in range(bar.shape[0]):
+        _announce(qkv_bar, row + _AHEAD, heads * width, 2 * heads * width)
+        weight = in_all_lanes(share[row])
+        for head in range(heads):
+            first, end = (heads + head) * width, (heads + head + 1) * width
+            for column in range(0, width, COLUMNS):
+                place = head * width + column
+                key_bar = load_columns(bar, row, place, (head + 1) * width)
+                key_bar = weight * (key_bar + load_columns(total_bar, head, column, width))
+                passed = where_positive(load_columns(qkv, row, first + column, end), key_bar)
+                store_columns(passed, qkv_bar, row, first + column, end)
+
+
+@fast_njit()
+@no_type_check
+def _announce(rows, row, first, end):
+    """Let columns be brought near; there need not be such a row."""
+    for column in range(first, end, COLUMNS):
+        bring_near(rows, row, column)
