@@ -16,9 +16,12 @@ from hdvpd.dynamics.carrying import nearest_points
 from hdvpd.dynamics.dense import applied
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.dense import on_host
 from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.kernels.point_edges import WIDTH, attend_to_points
 
 _SCALE_M = 0.05
+_FADE = 4.0
 _HIDDEN = 32
 
 
@@ -84,18 +87,36 @@ class PointEdges(nnx.Module):
           identity: embedding of the kinematic points.
           backend: of the neighbour search.
         """
-        points = robot.positions[slice_]
+        positions, points = jnp.asarray(cloud.positions), jnp.asarray(robot.positions[slice_])
         near = nearest_points(cloud, robot, slice_, backend).indices
         motion = (robot.positions[-1] - points) / _SCALE_M
-        about = jnp.concatenate([identity, robot.gripper[slice_, :, None], motion], axis=-1)[near]
-        offset = (points[near] - cloud.positions[:, None]) / _SCALE_M
-        edges = jnp.concatenate([about, offset, safe_norm(offset)[..., None]], axis=-1)
+        about = jnp.concatenate([identity, robot.gripper[slice_, :, None], motion], axis=-1)
+        if self._on_host(positions, points, about):
+            assert self.edge.bias is not None
+            return attend_to_points(
+                about,
+                points,
+                positions,
+                near,
+                self.edge.kernel[...],
+                self.edge.bias[...],
+                self.score.kernel[...],
+                self.out.kernel[...],
+                unit_m=_SCALE_M,
+                fade=_FADE,
+            )
+        offset = (points[near] - positions[:, None]) / _SCALE_M
+        edges = jnp.concatenate([about[near], offset, safe_norm(offset)[..., None]], axis=-1)
         # Offsets grow without bound far from the robot, where they say nothing.
-        edges /= 1.0 + safe_norm(offset)[..., None] / 4.0
+        edges /= 1.0 + safe_norm(offset)[..., None] / _FADE
         rows = applied(self.edge, edges.reshape(-1, edges.shape[-1]), self.kernels)
         hidden = jax.nn.gelu(rows).reshape(*near.shape, _HIDDEN)
         weights = jax.nn.softmax(self.score(hidden), axis=1)
         return self.out(jnp.sum(weights * hidden, axis=1))
+
+    def _on_host(self, *arrays: jax.Array) -> bool:
+        plain = all(layer.dtype is None for layer in (self.edge, self.score, self.out))
+        return plain and self.edge.out_features == WIDTH and on_host(self.kernels, *arrays)
 
 
 class ContactTokens(nnx.Module):

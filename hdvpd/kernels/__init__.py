@@ -11,10 +11,11 @@ numbers up to rounding: compiled host code for CPUs (`*_host`) and GPU kernels (
     sparse_rows      multiply, multiply_transposed  xla, host
     annular_sums     annular_sums                   xla, host
     counterparts     counterparts                   xla, host
+    point_edges      attend_to_points               host
 
 `choice` says which form runs where, `derivatives` makes every gradient that is written by hand,
 `host`, `ffi` and `compiled` bring compiled code into jitted programs, `cores` says how many cores
-it takes, `lanes` makes vectors where numba makes none.
+it takes, `lanes` and `vectors` make vectors where numba makes none.
 
 The choice is part of the structure that an operation works on: `SparseRows` and `Walks`
 carry `kernels`, given once where a graph is made and handed on to all that is derived

@@ -1,0 +1,95 @@
+"""Vectors as values of compiled host code, against numpy."""
+
+import operator
+
+import numpy as np
+import pytest
+from numba import njit
+
+from hdvpd.kernels.vectors import (
+    WIDTH,
+    everywhere,
+    larger,
+    load,
+    power_of_two,
+    root,
+    store,
+    total,
+    within,
+)
+
+BOUND = np.float32(1.5)
+
+
+def rows(number, seed=0):
+    return np.random.default_rng(seed).normal(size=(number, WIDTH + 3)).astype(np.float32)
+
+
+@njit
+def copied(array, row, column, result, place, start):
+    store(load(array, row, column), result, place, start)
+
+
+@njit(fastmath=True)
+def powers(array, result):
+    for row in range(len(array)):
+        store(power_of_two(load(array, row, 0)), result, row, 0)
+
+
+@njit
+def several(array, result):
+    one, other = load(array, 0, 0), load(array, 1, 0)
+    store(everywhere(array[0, 0]), result, 0, 0)
+    store(larger(one, other), result, 1, 0)
+    store(within(one, BOUND), result, 2, 0)
+    store(root(one * one), result, 3, 0)
+    return total(one)
+
+
+def test_a_row_is_read_and_written_from_a_column_on_and_nothing_beside_it():
+    array, result = rows(4), np.full((3, WIDTH + 5), 7.0, np.float32)
+    copied(array, 2, 3, result, 1, 4)
+    expected = np.full_like(result, 7.0)
+    expected[1, 4 : 4 + WIDTH] = array[2, 3:]
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv])
+def test_operators_take_vectors_and_numbers(operation):
+    @njit
+    def apply(array, number, result):
+        one, other = load(array, 0, 0), load(array, 1, 0)
+        store(operation(one, other), result, 0, 0)
+        store(operation(one, number), result, 1, 0)
+        store(operation(number, one), result, 2, 0)
+
+    array, number = rows(2)[:, :WIDTH].copy(), np.float32(0.3)
+    result = np.empty((3, WIDTH), np.float32)
+    apply(array, number, result)
+    pairs = (array[0], array[1]), (array[0], number), (number, array[0])
+    np.testing.assert_array_equal(result, [operation(*pair) for pair in pairs])
+
+
+def test_powers_of_two_also_where_sums_may_be_in_any_order():
+    array = np.linspace(-126, 126, 64 * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    result = np.empty_like(array)
+    powers(array, result)
+    np.testing.assert_allclose(result, np.exp2(np.float64(array)), rtol=2e-7)
+
+
+def test_what_is_no_number_stays_so_within_bounds_and_as_a_power():
+    array = np.full((2, WIDTH), np.nan, np.float32)
+    result = np.zeros((4, WIDTH), np.float32)
+    several(array, result)
+    assert np.isnan(result[2]).all()
+    powers(array, result)
+    assert np.isnan(result[:2]).all()
+
+
+def test_numbers_are_compared_and_summed():
+    array, result = rows(2)[:, :WIDTH].copy(), np.empty((4, WIDTH), np.float32)
+    found = several(array, result)
+    expected = [np.full(WIDTH, array[0, 0]), array.max(0), array[0].clip(-BOUND, BOUND)]
+    np.testing.assert_array_equal(result[:3], expected)
+    np.testing.assert_allclose(result[3], np.abs(array[0]), rtol=1e-6)
+    np.testing.assert_allclose(found, np.float64(array[0]).sum(), rtol=1e-5)
