@@ -2,22 +2,26 @@
 
 import operator
 
+import numba
 import numpy as np
 import pytest
 from numba import njit
 
 from hdvpd.kernels.vectors import (
-    WIDTH,
     everywhere,
     larger,
     load,
+    load_before,
     power_of_two,
     root,
     store,
-    total,
+    store_before,
+    sum_of_lanes,
+    where_positive,
     within,
 )
 
+WIDTH, NARROW = 32, 16
 BOUND = np.float32(1.5)
 
 
@@ -27,23 +31,51 @@ def rows(number, seed=0):
 
 @njit
 def copied(array, row, column, result, place, start):
-    store(load(array, row, column), result, place, start)
+    store(load(array, row, column, WIDTH), result, place, start)
 
 
 @njit(fastmath=True)
 def powers(array, result):
     for row in range(len(array)):
-        store(power_of_two(load(array, row, 0)), result, row, 0)
+        store(power_of_two(load(array, row, 0, WIDTH)), result, row, 0)
 
 
 @njit
 def several(array, result):
-    one, other = load(array, 0, 0), load(array, 1, 0)
-    store(everywhere(array[0, 0]), result, 0, 0)
+    one, other = load(array, 0, 0, WIDTH), load(array, 1, 0, WIDTH)
+    store(everywhere(array[0, 0], WIDTH), result, 0, 0)
     store(larger(one, other), result, 1, 0)
     store(within(one, BOUND), result, 2, 0)
     store(root(one * one), result, 3, 0)
-    return total(one)
+    return sum_of_lanes(one)
+
+
+@njit
+def copied_before(end, array, result):
+    row = load_before(end, array, 1, 2, NARROW)
+    store_before(end, row + np.float32(1), result, 0, 2)
+    store(where_positive(row, row + np.float32(1)), result, 1, 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, NARROW, NARROW + 3])
+def test_a_part_of_a_row_is_read_and_written_and_nothing_behind_it(count):
+    array, result = rows(2), np.full((2, WIDTH), 7.0, np.float32)
+    copied_before(2 + count, array, result)
+    expected, there = np.full_like(result, 7.0), min(count, NARROW)
+    expected[0, 2 : 2 + there] = array[1, 2 : 2 + there] + 1
+    row = np.zeros(NARROW, np.float32)
+    row[:there] = array[1, 2 : 2 + there]
+    expected[1, 2 : 2 + NARROW] = np.where(row > 0, row + 1, 0)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_vectors_of_two_widths_do_not_mix():
+    @njit
+    def mixed(array):
+        return sum_of_lanes(load(array, 0, 0, WIDTH) + load(array, 0, 0, NARROW))
+
+    with pytest.raises(numba.TypingError):
+        mixed(rows(1))
 
 
 def test_a_row_is_read_and_written_from_a_column_on_and_nothing_beside_it():
@@ -58,7 +90,7 @@ def test_a_row_is_read_and_written_from_a_column_on_and_nothing_beside_it():
 def test_operators_take_vectors_and_numbers(operation):
     @njit
     def apply(array, number, result):
-        one, other = load(array, 0, 0), load(array, 1, 0)
+        one, other = load(array, 0, 0, WIDTH), load(array, 1, 0, WIDTH)
         store(operation(one, other), result, 0, 0)
         store(operation(one, number), result, 1, 0)
         store(operation(number, one), result, 2, 0)

@@ -15,7 +15,7 @@ numbers up to rounding: compiled host code for CPUs (`*_host`) and GPU kernels (
 
 `choice` says which form runs where, `derivatives` makes every gradient that is written by hand,
 `host`, `ffi` and `compiled` bring compiled code into jitted programs, `cores` says how many cores
-it takes, `lanes` and `vectors` make vectors where numba makes none.
+it takes, `vectors` and `lanes` make vectors where numba makes none.
 
 The choice is part of the structure that an operation works on: `SparseRows` and `Walks`
 carry `kernels`, given once where a graph is made and handed on to all that is derived

@@ -12,19 +12,18 @@ from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, add_rows, clear, fast_njit, parallel_njit
 from hdvpd.kernels.host import each
-from hdvpd.kernels.lanes import (
-    COLUMNS,
-    bring_near,
-    in_all_lanes,
-    load_columns,
-    store_columns,
-    sum_of_lanes,
-    where_positive,
-)
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
     add_transposed_product,
+)
+from hdvpd.kernels.vectors import (
+    bring_near,
+    everywhere,
+    load_before,
+    store_before,
+    sum_of_lanes,
+    where_positive,
 )
 
 _AT_ONCE = 256
@@ -32,6 +31,8 @@ _AT_ONCE = 256
 _PART = 1024
 """Rows of a part at least."""
 _MOST_PARTS = 32
+_WIDTH = 16
+"""Columns of a vector."""
 _AHEAD = 16
 """Rows between the one at hand and the one that the processor is told to fetch.
 
@@ -197,14 +198,14 @@ def _to_keys_and_values(
 def _weighted_keys(qkv, share, least, keys):
     """Fill in features of keys times shares."""
     width = keys.shape[1]
-    little = in_all_lanes(least)
+    little = everywhere(least, _WIDTH)
     for row in range(keys.shape[0]):
         # With the values, which come next.
         _announce(qkv, row + _AHEAD, width, 3 * width)
-        weight = in_all_lanes(share[row])
-        for column in range(0, width, COLUMNS):
-            key = load_columns(qkv, row, width + column, 2 * width)
-            store_columns((where_positive(key, key) + little) * weight, keys, row, column, width)
+        weight = everywhere(share[row], _WIDTH)
+        for column in range(0, width, _WIDTH):
+            key = load_before(2 * width, qkv, row, width + column, _WIDTH)
+            store_before(width, (where_positive(key, key) + little) * weight, keys, row, column)
 
 
 @fast_njit()
@@ -215,25 +216,29 @@ def _divided_queries(qkv, least, total, next_rows, queries, inverses):
     A product is taken as 1 where there is no token. The next rows, needed afterwards, are fetched.
     """
     heads, width = total.shape
-    scale, little = in_all_lanes(np.float32(1 / np.sqrt(width))), in_all_lanes(least)
+    scale, little = everywhere(np.float32(1 / np.sqrt(width)), _WIDTH), everywhere(least, _WIDTH)
     for row in range(queries.shape[0]):
         _announce(qkv, row + _AHEAD, 0, heads * width)
         _announce(next_rows, row, 0, heads * width)
         for head in range(heads):
             first, end = head * width, (head + 1) * width
-            products = in_all_lanes(np.float32(0))
-            for column in range(0, width, COLUMNS):
-                query = load_columns(qkv, row, first + column, end)
+            products = everywhere(np.float32(0), _WIDTH)
+            for column in range(0, width, _WIDTH):
+                query = load_before(end, qkv, row, first + column, _WIDTH)
                 query = where_positive(query, query) * scale + little
-                products = products + query * load_columns(total, head, column, width)
-                store_columns(query, queries, row, first + column, end)
+                products = products + query * load_before(width, total, head, column, _WIDTH)
+                store_before(end, query, queries, row, first + column)
             normalizer = sum_of_lanes(products)
             inverse = np.float32(1) / (normalizer if normalizer > 0 else np.float32(1))
             inverses[row, head] = inverse
-            factor = in_all_lanes(inverse)
-            for column in range(first, end, COLUMNS):
-                store_columns(
-                    load_columns(queries, row, column, end) * factor, queries, row, column, end
+            factor = everywhere(inverse, _WIDTH)
+            for column in range(first, end, _WIDTH):
+                store_before(
+                    end,
+                    load_before(end, queries, row, column, _WIDTH) * factor,
+                    queries,
+                    row,
+                    column,
                 )
 
 
@@ -257,21 +262,21 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
         _announce(qkv_bar, row + _AHEAD, 0, heads * width)
         for head in range(heads):
             first, end = head * width, (head + 1) * width
-            products = in_all_lanes(np.float32(0))
-            for column in range(first, end, COLUMNS):
-                query = load_columns(queries, row, column, end)
-                products = products + query * load_columns(bar, row, column, end)
-            product = in_all_lanes(sum_of_lanes(products))
-            factor = in_all_lanes(scale * inverses[row, head])
-            for column in range(0, width, COLUMNS):
+            products = everywhere(np.float32(0), _WIDTH)
+            for column in range(first, end, _WIDTH):
+                query = load_before(end, queries, row, column, _WIDTH)
+                products = products + query * load_before(end, bar, row, column, _WIDTH)
+            product = everywhere(sum_of_lanes(products), _WIDTH)
+            factor = everywhere(scale * inverses[row, head], _WIDTH)
+            for column in range(0, width, _WIDTH):
                 place = first + column
-                query = load_columns(queries, row, place, end)
-                sums = load_columns(total_bar, head, column, width)
-                store_columns(sums - product * query, total_bar, head, column, width)
-                part = product * load_columns(total, head, column, width)
-                query_bar = factor * (load_columns(bar, row, place, end) - part)
-                passed = where_positive(load_columns(qkv, row, place, end), query_bar)
-                store_columns(passed, qkv_bar, row, place, end)
+                query = load_before(end, queries, row, place, _WIDTH)
+                sums = load_before(width, total_bar, head, column, _WIDTH)
+                store_before(width, sums - product * query, total_bar, head, column)
+                part = product * load_before(width, total, head, column, _WIDTH)
+                query_bar = factor * (load_before(end, bar, row, place, _WIDTH) - part)
+                passed = where_positive(load_before(end, qkv, row, place, _WIDTH), query_bar)
+                store_before(end, passed, qkv_bar, row, place)
 
 
 @fast_njit()
@@ -281,20 +286,20 @@ def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
     heads, width = total_bar.shape
     for row in range(bar.shape[0]):
         _announce(qkv_bar, row + _AHEAD, heads * width, 2 * heads * width)
-        weight = in_all_lanes(share[row])
+        weight = everywhere(share[row], _WIDTH)
         for head in range(heads):
             first, end = (heads + head) * width, (heads + head + 1) * width
-            for column in range(0, width, COLUMNS):
+            for column in range(0, width, _WIDTH):
                 place = head * width + column
-                key_bar = load_columns(bar, row, place, (head + 1) * width)
-                key_bar = weight * (key_bar + load_columns(total_bar, head, column, width))
-                passed = where_positive(load_columns(qkv, row, first + column, end), key_bar)
-                store_columns(passed, qkv_bar, row, first + column, end)
+                key_bar = load_before((head + 1) * width, bar, row, place, _WIDTH)
+                key_bar = weight * (key_bar + load_before(width, total_bar, head, column, _WIDTH))
+                passed = where_positive(load_before(end, qkv, row, first + column, _WIDTH), key_bar)
+                store_before(end, passed, qkv_bar, row, first + column)
 
 
 @fast_njit()
 @no_type_check
 def _announce(rows, row, first, end):
     """Let columns be brought near; there need not be such a row."""
-    for column in range(first, end, COLUMNS):
+    for column in range(first, end, _WIDTH):
         bring_near(rows, row, column)

@@ -10,7 +10,7 @@ from hdvpd.basics.types import Array, Float, Int, JaxArray
 from hdvpd.kernels import point_edges_host
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill_each
-from hdvpd.kernels.vectors import WIDTH
+from hdvpd.kernels.point_edges_host import WIDTH
 
 
 def attend_to_points(

@@ -19,16 +19,18 @@ from hdvpd.kernels.small_products import (
     add_transposed_product,
 )
 from hdvpd.kernels.vectors import (
-    WIDTH,
     everywhere,
     larger,
     load,
     power_of_two,
     root,
     store,
-    total,
+    sum_of_lanes,
     within,
 )
+
+WIDTH = 32
+"""Numbers of a hidden row."""
 
 # The layer's last rows: what multiplies an offset and its length, what is added, what gives scores.
 # In `rows` they come first, and then a row of what each point says times the layer's other rows.
@@ -180,11 +182,11 @@ def _tell(about, layer):
     columns = about.shape[1]
     rows = np.empty((_POINTS + about.shape[0], WIDTH), np.float32)
     for row in range(_POINTS):
-        store(load(layer, columns + row, 0), rows, row, 0)
+        store(load(layer, columns + row, 0, WIDTH), rows, row, 0)
     for point in range(about.shape[0]):
-        row = everywhere(_ZERO)
+        row = everywhere(_ZERO, WIDTH)
         for column in range(columns):
-            row = row + about[point, column] * load(layer, column, 0)
+            row = row + about[point, column] * load(layer, column, 0, WIDTH)
         store(row, rows, _POINTS + point, 0)
     return rows
 
@@ -195,14 +197,14 @@ def _undo_tell(about, layer, rows_bar, about_bar, layer_bar):
     """Fill in the cotangents of what points say and of the layer."""
     columns = about.shape[1]
     for column in range(columns):
-        row, row_bar = load(layer, column, 0), everywhere(_ZERO)
+        row, row_bar = load(layer, column, 0, WIDTH), everywhere(_ZERO, WIDTH)
         for point in range(about.shape[0]):
-            bar = load(rows_bar, _POINTS + point, 0)
+            bar = load(rows_bar, _POINTS + point, 0, WIDTH)
             row_bar = row_bar + about[point, column] * bar
-            about_bar[point, column] = total(row * bar)
+            about_bar[point, column] = sum_of_lanes(row * bar)
         store(row_bar, layer_bar, column, 0)
     for row in range(_POINTS):
-        store(load(rows_bar, row, 0), layer_bar, columns + row, 0)
+        store(load(rows_bar, row, 0, WIDTH), layer_bar, columns + row, 0)
 
 
 @compiled_njit()
@@ -222,7 +224,11 @@ def _look(points, positions, near, measures, begin, end, nodes, edges):
             edges[_Z, first + i] = points[node, 2] - positions[row, 2]
     unit, fade = measures[0], measures[1]
     for edge in range(0, nodes.shape[0], WIDTH):
-        x, y, z = load(edges, _X, edge), load(edges, _Y, edge), load(edges, _Z, edge)
+        x, y, z = (
+            load(edges, _X, edge, WIDTH),
+            load(edges, _Y, edge, WIDTH),
+            load(edges, _Z, edge, WIDTH),
+        )
         x, y, z = x / unit, y / unit, z / unit
         away = root(x * x + y * y + z * z + _SMALLEST)
         store(x, edges, _X, edge)
@@ -236,17 +242,24 @@ def _look(points, positions, near, measures, begin, end, nodes, edges):
 @no_type_check
 def _hide(rows, nodes, edges, hidden):
     """Fill in hidden rows and, in place of weights, their scores."""
-    x, y, z, away = load(rows, _X, 0), load(rows, _Y, 0), load(rows, _Z, 0), load(rows, _AWAY, 0)
-    bias, score = load(rows, _BIAS, 0), load(rows, _SCORE, 0)
+    x, y, z, away = (
+        load(rows, _X, 0, WIDTH),
+        load(rows, _Y, 0, WIDTH),
+        load(rows, _Z, 0, WIDTH),
+        load(rows, _AWAY, 0, WIDTH),
+    )
+    bias, score = load(rows, _BIAS, 0, WIDTH), load(rows, _SCORE, 0, WIDTH)
     for edge in range(nodes.shape[0]):
-        inner = load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
+        inner = (
+            load(rows, _POINTS + nodes[edge], 0, WIDTH) + edges[_X, edge] * x + edges[_Y, edge] * y
+        )
         inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
         row = edges[_SHARE, edge] * inner + bias
         bounded = within(row, _LARGEST)
         power = bounded * (_SLOPE + _CUBE * bounded * bounded)
         row = row / (_ONE + power_of_two(power))
         store(row, hidden, edge, 0)
-        edges[_WEIGHT, edge] = total(row * score)
+        edges[_WEIGHT, edge] = sum_of_lanes(row * score)
 
 
 @compiled_njit()
@@ -254,16 +267,16 @@ def _hide(rows, nodes, edges, hidden):
 def _soften(edges):
     """Fill in the softmax of scores over the edges of a particle."""
     for i in range(0, _AT_ONCE, WIDTH):
-        most, sums = everywhere(_LEAST), everywhere(_ZERO)
+        most, sums = everywhere(_LEAST, WIDTH), everywhere(_ZERO, WIDTH)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            most = larger(load(edges, _WEIGHT, edge), most)
+            most = larger(load(edges, _WEIGHT, edge, WIDTH), most)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            power = within(_LOG2_E * (load(edges, _WEIGHT, edge) - most), _LARGEST_POWER)
+            power = within(_LOG2_E * (load(edges, _WEIGHT, edge, WIDTH) - most), _LARGEST_POWER)
             weight = power_of_two(power)
             store(weight, edges, _WEIGHT, edge)
             sums = sums + weight
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            store(load(edges, _WEIGHT, edge) / sums, edges, _WEIGHT, edge)
+            store(load(edges, _WEIGHT, edge, WIDTH) / sums, edges, _WEIGHT, edge)
 
 
 @compiled_njit()
@@ -271,10 +284,10 @@ def _soften(edges):
 def _sum(edges, hidden, begin, end, weights, summed):
     """Fill in weighted sums of hidden rows, and keep their weights."""
     for i in range(end - begin):
-        row = everywhere(_ZERO)
+        row = everywhere(_ZERO, WIDTH)
         for edge in range(i, hidden.shape[0], _AT_ONCE):
             weight = edges[_WEIGHT, edge]
-            row = row + weight * load(hidden, edge, 0)
+            row = row + weight * load(hidden, edge, 0, WIDTH)
             weights[edge // _AT_ONCE, begin + i] = weight
         store(row, summed, begin + i, 0)
 
@@ -283,10 +296,17 @@ def _sum(edges, hidden, begin, end, weights, summed):
 @no_type_check
 def _hide_again(rows, nodes, edges, summed_bar, hidden, slopes):
     """Fill in hidden rows, slopes of GELU and, in place of scores', the cotangents of weights."""
-    x, y, z, away = load(rows, _X, 0), load(rows, _Y, 0), load(rows, _Z, 0), load(rows, _AWAY, 0)
-    bias = load(rows, _BIAS, 0)
+    x, y, z, away = (
+        load(rows, _X, 0, WIDTH),
+        load(rows, _Y, 0, WIDTH),
+        load(rows, _Z, 0, WIDTH),
+        load(rows, _AWAY, 0, WIDTH),
+    )
+    bias = load(rows, _BIAS, 0, WIDTH)
     for edge in range(nodes.shape[0]):
-        inner = load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
+        inner = (
+            load(rows, _POINTS + nodes[edge], 0, WIDTH) + edges[_X, edge] * x + edges[_Y, edge] * y
+        )
         inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
         row = edges[_SHARE, edge] * inner + bias
         bounded = within(row, _LARGEST)
@@ -296,7 +316,7 @@ def _hide_again(rows, nodes, edges, summed_bar, hidden, slopes):
         slope = part + row * (_ONE - part) * (_INNER + _INNER_CUBE * square)
         store(slope, slopes, edge, 0)
         store(row, hidden, edge, 0)
-        edges[_SCORE_BAR, edge] = total(row * load(summed_bar, edge % _AT_ONCE, 0))
+        edges[_SCORE_BAR, edge] = sum_of_lanes(row * load(summed_bar, edge % _AT_ONCE, 0, WIDTH))
 
 
 @compiled_njit()
@@ -307,11 +327,11 @@ def _undo_soften(weights, begin, end, edges):
         row = min(begin + edge % _AT_ONCE, end - 1)
         edges[_WEIGHT, edge] = weights[edge // _AT_ONCE, row]
     for i in range(0, _AT_ONCE, WIDTH):
-        mean = everywhere(_ZERO)
+        mean = everywhere(_ZERO, WIDTH)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            mean = mean + load(edges, _WEIGHT, edge) * load(edges, _SCORE_BAR, edge)
+            mean = mean + load(edges, _WEIGHT, edge, WIDTH) * load(edges, _SCORE_BAR, edge, WIDTH)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            pull = load(edges, _WEIGHT, edge) * (load(edges, _SCORE_BAR, edge) - mean)
+            pull = load(edges, _WEIGHT, edge, WIDTH) * (load(edges, _SCORE_BAR, edge, WIDTH) - mean)
             store(pull, edges, _SCORE_BAR, edge)
 
 
@@ -319,22 +339,34 @@ def _undo_soften(weights, begin, end, edges):
 @no_type_check
 def _undo_hide(rows, nodes, edges, summed_bar, hidden, slopes, rows_bar):
     """Add to the cotangents of rows; fill in parts of those of offsets, lengths and shares."""
-    x, y, z, away = load(rows, _X, 0), load(rows, _Y, 0), load(rows, _Z, 0), load(rows, _AWAY, 0)
-    score = load(rows, _SCORE, 0)
-    x_bar, y_bar, z_bar = load(rows_bar, _X, 0), load(rows_bar, _Y, 0), load(rows_bar, _Z, 0)
-    away_bar, bias_bar = load(rows_bar, _AWAY, 0), load(rows_bar, _BIAS, 0)
-    score_bar = load(rows_bar, _SCORE, 0)
+    x, y, z, away = (
+        load(rows, _X, 0, WIDTH),
+        load(rows, _Y, 0, WIDTH),
+        load(rows, _Z, 0, WIDTH),
+        load(rows, _AWAY, 0, WIDTH),
+    )
+    score = load(rows, _SCORE, 0, WIDTH)
+    x_bar, y_bar, z_bar = (
+        load(rows_bar, _X, 0, WIDTH),
+        load(rows_bar, _Y, 0, WIDTH),
+        load(rows_bar, _Z, 0, WIDTH),
+    )
+    away_bar, bias_bar = load(rows_bar, _AWAY, 0, WIDTH), load(rows_bar, _BIAS, 0, WIDTH)
+    score_bar = load(rows_bar, _SCORE, 0, WIDTH)
     for edge in range(nodes.shape[0]):
         pull, node = edges[_SCORE_BAR, edge], _POINTS + nodes[edge]
-        score_bar = score_bar + pull * load(hidden, edge, 0)
-        bar = edges[_WEIGHT, edge] * load(summed_bar, edge % _AT_ONCE, 0) + pull * score
-        bar = bar * load(slopes, edge, 0)
-        edges[_X_BAR, edge], edges[_Y_BAR, edge] = total(bar * x), total(bar * y)
-        edges[_Z_BAR, edge], edges[_AWAY_BAR, edge] = total(bar * z), total(bar * away)
-        edges[_SHARE_BAR, edge] = total(bar * load(rows, node, 0))
+        score_bar = score_bar + pull * load(hidden, edge, 0, WIDTH)
+        bar = edges[_WEIGHT, edge] * load(summed_bar, edge % _AT_ONCE, 0, WIDTH) + pull * score
+        bar = bar * load(slopes, edge, 0, WIDTH)
+        edges[_X_BAR, edge], edges[_Y_BAR, edge] = sum_of_lanes(bar * x), sum_of_lanes(bar * y)
+        edges[_Z_BAR, edge], edges[_AWAY_BAR, edge] = (
+            sum_of_lanes(bar * z),
+            sum_of_lanes(bar * away),
+        )
+        edges[_SHARE_BAR, edge] = sum_of_lanes(bar * load(rows, node, 0, WIDTH))
         bias_bar = bias_bar + bar
         bar = edges[_SHARE, edge] * bar
-        store(load(rows_bar, node, 0) + bar, rows_bar, node, 0)
+        store(load(rows_bar, node, 0, WIDTH) + bar, rows_bar, node, 0)
         x_bar, y_bar = x_bar + edges[_X, edge] * bar, y_bar + edges[_Y, edge] * bar
         z_bar, away_bar = z_bar + edges[_Z, edge] * bar, away_bar + edges[_AWAY, edge] * bar
     store(x_bar, rows_bar, _X, 0)
@@ -351,11 +383,15 @@ def _undo_look(nodes, edges, measures, begin, end, positions_bar, points_bar):
     """Fill in the cotangents of particles, add to those of points."""
     unit, fade = measures[0], measures[1]
     for edge in range(0, nodes.shape[0], WIDTH):
-        x, y, z = load(edges, _X, edge), load(edges, _Y, edge), load(edges, _Z, edge)
-        away, share = load(edges, _AWAY, edge), load(edges, _SHARE, edge)
-        x_bar, y_bar = load(edges, _X_BAR, edge), load(edges, _Y_BAR, edge)
-        z_bar, away_bar = load(edges, _Z_BAR, edge), load(edges, _AWAY_BAR, edge)
-        share_bar = load(edges, _SHARE_BAR, edge) + x * x_bar + y * y_bar + z * z_bar
+        x, y, z = (
+            load(edges, _X, edge, WIDTH),
+            load(edges, _Y, edge, WIDTH),
+            load(edges, _Z, edge, WIDTH),
+        )
+        away, share = load(edges, _AWAY, edge, WIDTH), load(edges, _SHARE, edge, WIDTH)
+        x_bar, y_bar = load(edges, _X_BAR, edge, WIDTH), load(edges, _Y_BAR, edge, WIDTH)
+        z_bar, away_bar = load(edges, _Z_BAR, edge, WIDTH), load(edges, _AWAY_BAR, edge, WIDTH)
+        share_bar = load(edges, _SHARE_BAR, edge, WIDTH) + x * x_bar + y * y_bar + z * z_bar
         share_bar = share_bar + away * away_bar
         along = share * (away_bar - share * share_bar / fade) / away
         store((share * x_bar + along * x) / unit, edges, _X_BAR, edge)

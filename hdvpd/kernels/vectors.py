@@ -1,8 +1,8 @@
-"""Vectors of 32 numbers of float32 as values of compiled host code.
+"""Vectors of float32 as values of compiled host code.
 
 numba makes vectors of long loops only, and what one loop computes goes through memory to the next.
-Here a row of 32 numbers is one value, which stays in registers: `+ - * /` take it, also with a
-number. Operations on it compile faster than loops, too.
+Here some numbers of a row, their count a constant, are one value, which stays in registers:
+`+ - * /` take it, also with a number. Operations on it compile faster than loops, too.
 """
 
 import operator
@@ -14,15 +14,18 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import (
+    intrinsic,
+    lower_builtin,
+    models,
+    register_model,
+    type_callable,
+)
 
 from hdvpd.kernels import lanes
 
-WIDTH = 32
-"""Numbers of a vector."""
-
-_KIND = ir.VectorType(ir.FloatType(), WIDTH)
+_NUMBER, _WORD = ir.FloatType(), ir.IntType(32)
+_ALIGNMENT = ir.Constant(_WORD, 4)
 _CONTRACT, _ANY_ORDER = ("contract",), ("reassoc", "contract")
 # Of what 2^x is beside a whole number, but for its last one, 1.
 _POWERS = (
@@ -32,68 +35,131 @@ _POWERS = (
 
 
 class _Vector(types.Type):
-    def __init__(self):
-        super().__init__(name=f"float32 x {WIDTH}")
-
-
-_VECTOR = _Vector()
+    def __init__(self, width: int):
+        self.width = width
+        super().__init__(name=f"float32 x {width}")
 
 
 @register_model(_Vector)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any):
-        super().__init__(manager, kind, _KIND)
+        super().__init__(manager, kind, ir.VectorType(_NUMBER, kind.width))
 
 
-@intrinsic
-def load(typing: Any, array: Any, row: Any, column: Any) -> Any:
-    """Return the `WIDTH` numbers of a row from a column on, which lie beside each other."""
-    del typing, row, column
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _place(context, builder, signature.args[0], *arguments)
-        return builder.load(pointer, align=4)
-
-    return _VECTOR(_of_float32(array), types.int64, types.int64), generate
-
-
-@intrinsic
-def store(typing: Any, vector: Any, array: Any, row: Any, column: Any) -> Any:
-    """Set the `WIDTH` numbers of a row from a column on."""
-    del typing, row, column
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, *place = arguments
-        builder.store(value, _place(context, builder, signature.args[1], *place), align=4)
-        return context.get_dummy_value()
-
-    return types.none(vector, _of_float32(array), types.int64, types.int64), generate
-
-
-@intrinsic
-def everywhere(typing: Any, number: Any) -> Any:
+@intrinsic(prefer_literal=True)
+def everywhere(typing: Any, number: Any, width: Any) -> Any:
     """Return a vector of one number."""
     del typing, number
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return lanes.everywhere(builder, arguments[0], WIDTH)
+        del context
+        return lanes.everywhere(builder, arguments[0], signature.return_type.width)
 
-    return _VECTOR(types.float32), generate
+    return _Vector(_constant(width))(types.float32, width), generate
+
+
+@intrinsic(prefer_literal=True)
+def load(typing: Any, rows: Any, row: Any, column: Any, width: Any) -> Any:
+    """Return so many numbers of a row from a column on."""
+    del typing, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *where, _ = arguments
+        kind = ir.VectorType(_NUMBER, signature.return_type.width)
+        return builder.load(_place(context, builder, kind, signature.args[0], *where), align=4)
+
+    places = types.int64, types.int64
+    return _Vector(_constant(width))(_of_float32(rows), *places, width), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_before(typing: Any, end: Any, rows: Any, row: Any, column: Any, width: Any) -> Any:
+    """Return so many numbers of a row from a column on, with zeros from column `end` on."""
+    del typing, end, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        end, *where, _ = arguments
+        width = signature.return_type.width
+        kind = ir.VectorType(_NUMBER, width)
+        place = _place(context, builder, kind, signature.args[1], *where)
+        all_there, there = _before(builder, end, where[-1], width)
+        found = cgutils.alloca_once(builder, kind)
+        with builder.if_else(all_there) as (whole, part):
+            with whole:
+                builder.store(builder.load(place, align=4), found)
+            with part:
+                name, zeros = f"llvm.masked.load.v{width}f32.p0", _repeated(0.0, kind)
+                read = _function(builder, name, kind, place.type, _WORD, there.type, kind)
+                builder.store(builder.call(read, (place, _ALIGNMENT, there, zeros)), found)
+        return builder.load(found)
+
+    arguments = types.int64, _of_float32(rows), types.int64, types.int64, width
+    return _Vector(_constant(width))(*arguments), generate
 
 
 @intrinsic
-def total(typing: Any, vector: Any) -> Any:
-    """Return the sum of a vector's numbers, in any order that is fixed when compiled."""
+def store(typing: Any, vector: Any, rows: Any, row: Any, column: Any) -> Any:
+    """Set a row's numbers from a column on."""
+    del typing, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector, *where = arguments
+        place = _place(context, builder, vector.type, signature.args[1], *where)
+        builder.store(vector, place, align=4)
+        return context.get_dummy_value()
+
+    return types.none(vector, _of_float32(rows), types.int64, types.int64), generate
+
+
+@intrinsic
+def store_before(typing: Any, end: Any, vector: Any, rows: Any, row: Any, column: Any) -> Any:
+    """Set a row's numbers from a column on, up to column `end`."""
+    del typing, end, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        end, vector, *where = arguments
+        kind, width = vector.type, signature.args[1].width
+        place = _place(context, builder, kind, signature.args[2], *where)
+        all_there, there = _before(builder, end, where[-1], width)
+        with builder.if_else(all_there) as (whole, part):
+            with whole:
+                builder.store(vector, place, align=4)
+            with part:
+                kinds = ir.VoidType(), kind, place.type, _WORD, there.type
+                write = _function(builder, f"llvm.masked.store.v{width}f32.p0", *kinds)
+                builder.call(write, (vector, place, _ALIGNMENT, there))
+        return context.get_dummy_value()
+
+    places = types.int64, types.int64
+    return types.none(types.int64, vector, _of_float32(rows), *places), generate
+
+
+@intrinsic
+def bring_near(typing: Any, rows: Any, row: Any, column: Any) -> Any:
+    """Let the processor fetch a cache line, if there is such a place in memory."""
+    del typing, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(context, builder, _NUMBER, signature.args[0], *arguments)
+        kinds = ir.VoidType(), place.type, _WORD, _WORD, _WORD
+        to_read, into_all_caches, data = (ir.Constant(_WORD, number) for number in (0, 3, 1))
+        ask = _function(builder, "llvm.prefetch.p0", *kinds)
+        builder.call(ask, (place, to_read, into_all_caches, data))
+        return context.get_dummy_value()
+
+    return types.none(rows, types.int64, types.int64), generate
+
+
+@intrinsic
+def sum_of_lanes(typing: Any, vector: Any) -> Any:
+    """Return the sum of a vector's numbers, in an order that is fixed when compiled."""
     del typing
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        kind = ir.FunctionType(ir.FloatType(), (ir.FloatType(), _KIND))
-        name = f"llvm.vector.reduce.fadd.v{WIDTH}f32"
-        add = cgutils.get_or_insert_function(builder.module, kind, name)
-        zero = ir.Constant(ir.FloatType(), 0.0)
-        return builder.call(add, (zero, arguments[0]), fastmath=_ANY_ORDER)
+        del context
+        name = f"llvm.vector.reduce.fadd.v{signature.args[0].width}f32"
+        add = _function(builder, name, _NUMBER, _NUMBER, arguments[0].type)
+        return builder.call(add, (ir.Constant(_NUMBER, 0.0), arguments[0]), fastmath=_ANY_ORDER)
 
     return types.float32(vector), generate
 
@@ -104,12 +170,25 @@ def root(typing: Any, vector: Any) -> Any:
     del typing
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        kind = ir.FunctionType(_KIND, (_KIND,))
-        name = f"llvm.sqrt.v{WIDTH}f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+        del context
+        kind, name = arguments[0].type, f"llvm.sqrt.v{signature.args[0].width}f32"
+        return builder.call(_function(builder, name, kind, kind), arguments)
 
     return vector(vector), generate
+
+
+@intrinsic
+def where_positive(typing: Any, condition: Any, vector: Any) -> Any:
+    """Return a vector with 0 in place of its numbers where those of a condition are not > 0."""
+    del typing
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        condition, vector = arguments
+        zeros = _repeated(0.0, vector.type)
+        return builder.select(builder.fcmp_ordered(">", condition, zeros), vector, zeros)
+
+    return vector(condition, vector), generate
 
 
 @intrinsic
@@ -130,10 +209,10 @@ def within(typing: Any, vector: Any, bound: Any) -> Any:
     del typing
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
+        del context
         number, most = arguments
         for sign, side in (("<", most), (">", builder.fneg(most))):
-            end = lanes.everywhere(builder, side, WIDTH)
+            end = lanes.everywhere(builder, side, signature.return_type.width)
             # What is no number stays so.
             number = builder.select(builder.fcmp_ordered(sign, end, number), end, number)
         return number
@@ -151,23 +230,30 @@ def power_of_two(typing: Any, vector: Any) -> Any:
     del typing
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
+        del context
         (number,) = arguments
+        kind, width = number.type, signature.return_type.width
         # Floats of this size are whole, and their lowest bits are those of the whole number. With
         # flags of its own an operation gets none of a function's, which would leave this out.
-        shift = _constant(1.5 * 2**23)
+        shift = _repeated(1.5 * 2**23, kind)
         shifted = builder.fadd(number, shift, flags=_CONTRACT)
         whole = builder.fsub(shifted, shift, flags=_CONTRACT)
         rest = builder.fsub(number, whole, flags=_CONTRACT)
-        series = _constant(_POWERS[0])
+        series = _repeated(_POWERS[0], kind)
         for coefficient in (*_POWERS[1:], 1.0):
             product = builder.fmul(series, rest, flags=_CONTRACT)
-            series = builder.fadd(product, _constant(coefficient), flags=_CONTRACT)
-        bits = ir.VectorType(ir.IntType(32), WIDTH)
-        exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [23] * WIDTH))
-        return builder.bitcast(builder.add(builder.bitcast(series, bits), exponent), _KIND)
+            series = builder.fadd(product, _repeated(coefficient, kind), flags=_CONTRACT)
+        bits = ir.VectorType(_WORD, width)
+        exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [23] * width))
+        return builder.bitcast(builder.add(builder.bitcast(series, bits), exponent), kind)
 
     return vector(vector), generate
+
+
+def _constant(width: Any) -> int:
+    if not isinstance(width, types.IntegerLiteral):
+        raise TypingError("a vector's width is a constant.")
+    return width.literal_value
 
 
 def _of_float32(array: Any) -> Any:
@@ -176,33 +262,57 @@ def _of_float32(array: Any) -> Any:
     return array
 
 
-def _constant(number: float) -> Any:
-    return ir.Constant(_KIND, [float(np.float32(number))] * WIDTH)
+def _repeated(number: float, kind: Any) -> Any:
+    return ir.Constant(kind, [float(np.float32(number))] * kind.count)
 
 
-def _place(context: Any, builder: Any, kind: Any, array: Any, *indices: Any) -> Any:
-    """Generate code for where a row of an array begins, or is from a column on."""
-    made = context.make_array(kind)(context, builder, array)
-    pointer = cgutils.get_item_pointer(context, builder, kind, made, indices)
-    return builder.bitcast(pointer, _KIND.as_pointer())
+def _function(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, arguments)
+    return cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _place(
+    context: Any, builder: Any, kind: Any, array: Any, rows: Any, row: Any, column: Any
+) -> Any:
+    """Generate code for where such a value lies in an array's row from a column on."""
+    made = context.make_array(array)(context, builder, rows)
+    pointer = cgutils.get_item_pointer(context, builder, array, made, (row, column))
+    return builder.bitcast(pointer, kind.as_pointer())
+
+
+def _before(builder: Any, end: Any, column: Any, width: int) -> tuple[Any, Any]:
+    """Generate code for whether all columns are before the end, and for which are."""
+    left = builder.trunc(builder.sub(end, column), _WORD)
+    all_there = builder.icmp_signed(">=", left, ir.Constant(_WORD, width))
+    numbered = ir.Constant(ir.VectorType(_WORD, width), list(range(width)))
+    return all_there, builder.icmp_signed("<", numbered, lanes.everywhere(builder, left, width))
 
 
 def _define(operation: Callable[..., Any], instruction: str) -> None:
     """Let an operator take vectors, or a vector and a number."""
-    pairs = [(_VECTOR, _VECTOR), (_VECTOR, types.float32), (types.float32, _VECTOR)]
-    cases = [signature(_VECTOR, *pair) for pair in pairs]
-    register: Any = infer_global(operation)
-    register(type("Operator", (ConcreteTemplate,), {"cases": cases}))
+
+    def choose(context: Any) -> Any:
+        del context
+
+        def result(left: Any, right: Any) -> Any:
+            vectors = {kind for kind in (left, right) if isinstance(kind, _Vector)}
+            others = {kind for kind in (left, right) if not isinstance(kind, _Vector)}
+            return vectors.pop() if len(vectors) == 1 and others <= {types.float32} else None
+
+        return result
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context
         both = [
-            value if kind is _VECTOR else lanes.everywhere(builder, value, WIDTH)
+            value
+            if isinstance(kind, _Vector)
+            else lanes.everywhere(builder, value, signature.return_type.width)
             for kind, value in zip(signature.args, arguments, strict=True)
         ]
         return getattr(builder, instruction)(*both, flags=_CONTRACT)
 
-    for pair in pairs:
+    type_callable(operation)(choose)
+    for pair in ((_Vector, _Vector), (_Vector, types.float32), (types.float32, _Vector)):
         lower_builtin(operation, *pair)(generate)
 
 
