@@ -77,6 +77,12 @@ def backward(*arrays: np.ndarray) -> None:
         _backward(*x)
 
 
+@compiled_njit()
+@no_type_check
+def _load(rows, row, column):
+    return load(rows, row, column, WIDTH)
+
+
 @exact_parallel_njit()
 @no_type_check
 def _forward(
@@ -182,11 +188,11 @@ def _tell(about, layer):
     columns = about.shape[1]
     rows = np.empty((_POINTS + about.shape[0], WIDTH), np.float32)
     for row in range(_POINTS):
-        store(load(layer, columns + row, 0, WIDTH), rows, row, 0)
+        store(_load(layer, columns + row, 0), rows, row, 0)
     for point in range(about.shape[0]):
         row = everywhere(_ZERO, WIDTH)
         for column in range(columns):
-            row = row + about[point, column] * load(layer, column, 0, WIDTH)
+            row = row + about[point, column] * _load(layer, column, 0)
         store(row, rows, _POINTS + point, 0)
     return rows
 
@@ -197,14 +203,14 @@ def _undo_tell(about, layer, rows_bar, about_bar, layer_bar):
     """Fill in the cotangents of what points say and of the layer."""
     columns = about.shape[1]
     for column in range(columns):
-        row, row_bar = load(layer, column, 0, WIDTH), everywhere(_ZERO, WIDTH)
+        row, row_bar = _load(layer, column, 0), everywhere(_ZERO, WIDTH)
         for point in range(about.shape[0]):
-            bar = load(rows_bar, _POINTS + point, 0, WIDTH)
+            bar = _load(rows_bar, _POINTS + point, 0)
             row_bar = row_bar + about[point, column] * bar
             about_bar[point, column] = sum_of_lanes(row * bar)
         store(row_bar, layer_bar, column, 0)
     for row in range(_POINTS):
-        store(load(rows_bar, row, 0, WIDTH), layer_bar, columns + row, 0)
+        store(_load(rows_bar, row, 0), layer_bar, columns + row, 0)
 
 
 @compiled_njit()
@@ -224,11 +230,7 @@ def _look(points, positions, near, measures, begin, end, nodes, edges):
             edges[_Z, first + i] = points[node, 2] - positions[row, 2]
     unit, fade = measures[0], measures[1]
     for edge in range(0, nodes.shape[0], WIDTH):
-        x, y, z = (
-            load(edges, _X, edge, WIDTH),
-            load(edges, _Y, edge, WIDTH),
-            load(edges, _Z, edge, WIDTH),
-        )
+        x, y, z = _load(edges, _X, edge), _load(edges, _Y, edge), _load(edges, _Z, edge)
         x, y, z = x / unit, y / unit, z / unit
         away = root(x * x + y * y + z * z + _SMALLEST)
         store(x, edges, _X, edge)
@@ -242,17 +244,11 @@ def _look(points, positions, near, measures, begin, end, nodes, edges):
 @no_type_check
 def _hide(rows, nodes, edges, hidden):
     """Fill in hidden rows and, in place of weights, their scores."""
-    x, y, z, away = (
-        load(rows, _X, 0, WIDTH),
-        load(rows, _Y, 0, WIDTH),
-        load(rows, _Z, 0, WIDTH),
-        load(rows, _AWAY, 0, WIDTH),
-    )
-    bias, score = load(rows, _BIAS, 0, WIDTH), load(rows, _SCORE, 0, WIDTH)
+    x, y, z = _load(rows, _X, 0), _load(rows, _Y, 0), _load(rows, _Z, 0)
+    away = _load(rows, _AWAY, 0)
+    bias, score = _load(rows, _BIAS, 0), _load(rows, _SCORE, 0)
     for edge in range(nodes.shape[0]):
-        inner = (
-            load(rows, _POINTS + nodes[edge], 0, WIDTH) + edges[_X, edge] * x + edges[_Y, edge] * y
-        )
+        inner = _load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
         inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
         row = edges[_SHARE, edge] * inner + bias
         bounded = within(row, _LARGEST)
@@ -269,14 +265,14 @@ def _soften(edges):
     for i in range(0, _AT_ONCE, WIDTH):
         most, sums = everywhere(_LEAST, WIDTH), everywhere(_ZERO, WIDTH)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            most = larger(load(edges, _WEIGHT, edge, WIDTH), most)
+            most = larger(_load(edges, _WEIGHT, edge), most)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            power = within(_LOG2_E * (load(edges, _WEIGHT, edge, WIDTH) - most), _LARGEST_POWER)
+            power = within(_LOG2_E * (_load(edges, _WEIGHT, edge) - most), _LARGEST_POWER)
             weight = power_of_two(power)
             store(weight, edges, _WEIGHT, edge)
             sums = sums + weight
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            store(load(edges, _WEIGHT, edge, WIDTH) / sums, edges, _WEIGHT, edge)
+            store(_load(edges, _WEIGHT, edge) / sums, edges, _WEIGHT, edge)
 
 
 @compiled_njit()
@@ -287,7 +283,7 @@ def _sum(edges, hidden, begin, end, weights, summed):
         row = everywhere(_ZERO, WIDTH)
         for edge in range(i, hidden.shape[0], _AT_ONCE):
             weight = edges[_WEIGHT, edge]
-            row = row + weight * load(hidden, edge, 0, WIDTH)
+            row = row + weight * _load(hidden, edge, 0)
             weights[edge // _AT_ONCE, begin + i] = weight
         store(row, summed, begin + i, 0)
 
@@ -296,17 +292,11 @@ def _sum(edges, hidden, begin, end, weights, summed):
 @no_type_check
 def _hide_again(rows, nodes, edges, summed_bar, hidden, slopes):
     """Fill in hidden rows, slopes of GELU and, in place of scores', the cotangents of weights."""
-    x, y, z, away = (
-        load(rows, _X, 0, WIDTH),
-        load(rows, _Y, 0, WIDTH),
-        load(rows, _Z, 0, WIDTH),
-        load(rows, _AWAY, 0, WIDTH),
-    )
-    bias = load(rows, _BIAS, 0, WIDTH)
+    x, y, z = _load(rows, _X, 0), _load(rows, _Y, 0), _load(rows, _Z, 0)
+    away = _load(rows, _AWAY, 0)
+    bias = _load(rows, _BIAS, 0)
     for edge in range(nodes.shape[0]):
-        inner = (
-            load(rows, _POINTS + nodes[edge], 0, WIDTH) + edges[_X, edge] * x + edges[_Y, edge] * y
-        )
+        inner = _load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
         inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
         row = edges[_SHARE, edge] * inner + bias
         bounded = within(row, _LARGEST)
@@ -316,7 +306,7 @@ def _hide_again(rows, nodes, edges, summed_bar, hidden, slopes):
         slope = part + row * (_ONE - part) * (_INNER + _INNER_CUBE * square)
         store(slope, slopes, edge, 0)
         store(row, hidden, edge, 0)
-        edges[_SCORE_BAR, edge] = sum_of_lanes(row * load(summed_bar, edge % _AT_ONCE, 0, WIDTH))
+        edges[_SCORE_BAR, edge] = sum_of_lanes(row * _load(summed_bar, edge % _AT_ONCE, 0))
 
 
 @compiled_njit()
@@ -329,9 +319,9 @@ def _undo_soften(weights, begin, end, edges):
     for i in range(0, _AT_ONCE, WIDTH):
         mean = everywhere(_ZERO, WIDTH)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            mean = mean + load(edges, _WEIGHT, edge, WIDTH) * load(edges, _SCORE_BAR, edge, WIDTH)
+            mean = mean + _load(edges, _WEIGHT, edge) * _load(edges, _SCORE_BAR, edge)
         for edge in range(i, edges.shape[1], _AT_ONCE):
-            pull = load(edges, _WEIGHT, edge, WIDTH) * (load(edges, _SCORE_BAR, edge, WIDTH) - mean)
+            pull = _load(edges, _WEIGHT, edge) * (_load(edges, _SCORE_BAR, edge) - mean)
             store(pull, edges, _SCORE_BAR, edge)
 
 
@@ -339,34 +329,26 @@ def _undo_soften(weights, begin, end, edges):
 @no_type_check
 def _undo_hide(rows, nodes, edges, summed_bar, hidden, slopes, rows_bar):
     """Add to the cotangents of rows; fill in parts of those of offsets, lengths and shares."""
-    x, y, z, away = (
-        load(rows, _X, 0, WIDTH),
-        load(rows, _Y, 0, WIDTH),
-        load(rows, _Z, 0, WIDTH),
-        load(rows, _AWAY, 0, WIDTH),
-    )
-    score = load(rows, _SCORE, 0, WIDTH)
-    x_bar, y_bar, z_bar = (
-        load(rows_bar, _X, 0, WIDTH),
-        load(rows_bar, _Y, 0, WIDTH),
-        load(rows_bar, _Z, 0, WIDTH),
-    )
-    away_bar, bias_bar = load(rows_bar, _AWAY, 0, WIDTH), load(rows_bar, _BIAS, 0, WIDTH)
-    score_bar = load(rows_bar, _SCORE, 0, WIDTH)
+    x, y, z = _load(rows, _X, 0), _load(rows, _Y, 0), _load(rows, _Z, 0)
+    away = _load(rows, _AWAY, 0)
+    score = _load(rows, _SCORE, 0)
+    x_bar, y_bar, z_bar = _load(rows_bar, _X, 0), _load(rows_bar, _Y, 0), _load(rows_bar, _Z, 0)
+    away_bar, bias_bar = _load(rows_bar, _AWAY, 0), _load(rows_bar, _BIAS, 0)
+    score_bar = _load(rows_bar, _SCORE, 0)
     for edge in range(nodes.shape[0]):
         pull, node = edges[_SCORE_BAR, edge], _POINTS + nodes[edge]
-        score_bar = score_bar + pull * load(hidden, edge, 0, WIDTH)
-        bar = edges[_WEIGHT, edge] * load(summed_bar, edge % _AT_ONCE, 0, WIDTH) + pull * score
-        bar = bar * load(slopes, edge, 0, WIDTH)
+        score_bar = score_bar + pull * _load(hidden, edge, 0)
+        bar = edges[_WEIGHT, edge] * _load(summed_bar, edge % _AT_ONCE, 0) + pull * score
+        bar = bar * _load(slopes, edge, 0)
         edges[_X_BAR, edge], edges[_Y_BAR, edge] = sum_of_lanes(bar * x), sum_of_lanes(bar * y)
         edges[_Z_BAR, edge], edges[_AWAY_BAR, edge] = (
             sum_of_lanes(bar * z),
             sum_of_lanes(bar * away),
         )
-        edges[_SHARE_BAR, edge] = sum_of_lanes(bar * load(rows, node, 0, WIDTH))
+        edges[_SHARE_BAR, edge] = sum_of_lanes(bar * _load(rows, node, 0))
         bias_bar = bias_bar + bar
         bar = edges[_SHARE, edge] * bar
-        store(load(rows_bar, node, 0, WIDTH) + bar, rows_bar, node, 0)
+        store(_load(rows_bar, node, 0) + bar, rows_bar, node, 0)
         x_bar, y_bar = x_bar + edges[_X, edge] * bar, y_bar + edges[_Y, edge] * bar
         z_bar, away_bar = z_bar + edges[_Z, edge] * bar, away_bar + edges[_AWAY, edge] * bar
     store(x_bar, rows_bar, _X, 0)
@@ -383,15 +365,11 @@ def _undo_look(nodes, edges, measures, begin, end, positions_bar, points_bar):
     """Fill in the cotangents of particles, add to those of points."""
     unit, fade = measures[0], measures[1]
     for edge in range(0, nodes.shape[0], WIDTH):
-        x, y, z = (
-            load(edges, _X, edge, WIDTH),
-            load(edges, _Y, edge, WIDTH),
-            load(edges, _Z, edge, WIDTH),
-        )
-        away, share = load(edges, _AWAY, edge, WIDTH), load(edges, _SHARE, edge, WIDTH)
-        x_bar, y_bar = load(edges, _X_BAR, edge, WIDTH), load(edges, _Y_BAR, edge, WIDTH)
-        z_bar, away_bar = load(edges, _Z_BAR, edge, WIDTH), load(edges, _AWAY_BAR, edge, WIDTH)
-        share_bar = load(edges, _SHARE_BAR, edge, WIDTH) + x * x_bar + y * y_bar + z * z_bar
+        x, y, z = _load(edges, _X, edge), _load(edges, _Y, edge), _load(edges, _Z, edge)
+        away, share = _load(edges, _AWAY, edge), _load(edges, _SHARE, edge)
+        x_bar, y_bar = _load(edges, _X_BAR, edge), _load(edges, _Y_BAR, edge)
+        z_bar, away_bar = _load(edges, _Z_BAR, edge), _load(edges, _AWAY_BAR, edge)
+        share_bar = _load(edges, _SHARE_BAR, edge) + x * x_bar + y * y_bar + z * z_bar
         share_bar = share_bar + away * away_bar
         along = share * (away_bar - share * share_bar / fade) / away
         store((share * x_bar + along * x) / unit, edges, _X_BAR, edge)
