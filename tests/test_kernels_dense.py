@@ -160,7 +160,8 @@ def test_mapped_attention_is_one_after_another():
     mapped = jax.jit(jax.vmap(run))(together, masks, bar)
     for i in range(2):
         for ours, theirs in zip(mapped, run(together[i], masks[i], bar[i]), strict=True):
-            np.testing.assert_array_equal(ours[i], theirs)
+            # Last digits may depend on where the arrays lie.
+            np.testing.assert_allclose(ours[i], theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
