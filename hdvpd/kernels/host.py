@@ -63,8 +63,8 @@ def each(ranks: int | Sequence[int], *arrays: np.ndarray) -> Iterator[list[np.nd
     if isinstance(ranks, int):
         ranks = [ranks] * len(arrays)
     before = [x.ndim - rank for x, rank in zip(arrays, ranks, strict=True)]
-    if not before[-1]:  # the same as below, sooner
-        yield list(arrays)
+    if not before[-1]:  # the same as below, sooner; also numbers, or numba would compile twice
+        yield [x if x.ndim else x[()] for x in arrays]
         return
     for place in np.ndindex(arrays[-1].shape[: before[-1]]):
         yield [
