@@ -36,6 +36,18 @@ def count_threads(x, zero):
     zero[...] = 0
 
 
+def called_by_xlas_threads(function):
+    @jax.jit
+    def ask(x):
+        # So much work that it goes to XLA's own threads.
+        for _ in range(4):
+            x = jnp.tanh(x @ x)
+            x += ffi_call(function, [jax.ShapeDtypeStruct((), np.float32)], x)[0]
+        return x
+
+    return ask
+
+
 def refuse(values, result):
     raise ValueError(f"cannot work on shape {values.shape}")
 
@@ -160,16 +172,7 @@ def number_calls(x, zero):
 
 
 def test_python_keeps_what_it_knows_of_threads_of_xla():
-    result = jax.ShapeDtypeStruct((), np.float32)
-
-    @jax.jit
-    def ask(x):
-        # So much work that it goes to XLA's own threads.
-        for _ in range(4):
-            x = jnp.tanh(x @ x)
-            x += ffi_call(number_calls, [result], x)[0]
-        return x
-
+    ask = called_by_xlas_threads(number_calls)
     NUMBERS.clear()
     for _ in range(8):
         jax.block_until_ready(ask(jnp.ones((1024, 1024))))
@@ -183,16 +186,7 @@ def test_python_keeps_what_it_knows_of_threads_of_xla():
 
 def test_calls_take_the_share_of_the_cores_that_is_their_devices():
     """Also after another share was taken."""
-    result = jax.ShapeDtypeStruct((), np.float32)
-
-    @jax.jit
-    def ask(x):
-        # So much work that it goes to XLA's own threads.
-        for _ in range(4):
-            x = jnp.tanh(x @ x)
-            x += ffi_call(count_threads, [result], x)[0]
-        return x
-
+    ask = called_by_xlas_threads(count_threads)
     every = numba.config.NUMBA_NUM_THREADS
     try:
         for devices in (1, 2, every + 1, 1):

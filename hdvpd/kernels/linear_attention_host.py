@@ -11,6 +11,7 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, add_rows, clear, fast_njit, parallel_njit
+from hdvpd.kernels.dense_host import AT_ONCE, parts_of
 from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
@@ -26,11 +27,6 @@ from hdvpd.kernels.vectors import (
     where_positive,
 )
 
-_AT_ONCE = 256
-"""Rows of a block."""
-_PART = 1024
-"""Rows of a part at least."""
-_MOST_PARTS = 32
 _WIDTH = 16
 """Columns of a vector."""
 _AHEAD = 16
@@ -84,16 +80,16 @@ def _forward(
     """
     rows, width = result.shape
     heads, each_width = total.shape
-    parts = min(max(rows // _PART, 1), _MOST_PARTS)
+    parts = parts_of(rows)
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
     totals = np.empty((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((_AT_ONCE, width), np.float32)
+        space = np.empty((AT_ONCE, width), np.float32)
         clear(summaries[part])
         clear(totals[part])
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             keys = space[: end - begin]
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             add_rows(keys, totals[part])
@@ -107,10 +103,10 @@ def _forward(
     add_parts(totals.reshape(parts, heads, each_width), total)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((_AT_ONCE, width), np.float32)
-        inverses = np.empty((_AT_ONCE, heads), np.float32)
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        space = np.empty((AT_ONCE, width), np.float32)
+        inverses = np.empty((AT_ONCE, heads), np.float32)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             queries = space[: end - begin]
             _divided_queries(qkv[begin:end], least, total, result[begin:end], queries, inverses)
             for head in range(heads):
@@ -132,17 +128,17 @@ def _to_queries(
     """Fill in the cotangent of queries; return those of the sums, of shapes as in `_forward`."""
     rows, width = result_bar.shape
     heads, each_width = total.shape
-    parts = min(max(rows // _PART, 1), _MOST_PARTS)
+    parts = parts_of(rows)
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
     totals = np.empty((parts, heads, each_width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((2, _AT_ONCE, width), np.float32)
-        inverses = np.empty((_AT_ONCE, heads), np.float32)
+        space = np.empty((2, AT_ONCE, width), np.float32)
+        inverses = np.empty((AT_ONCE, heads), np.float32)
         clear(summaries[part])
         clear(totals[part])
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             queries, bar = space[0, : end - begin], space[1, : end - begin]
             _divided_queries(qkv[begin:end], least, total, result_bar[begin:end], queries, inverses)
             for head in range(heads):
@@ -175,12 +171,12 @@ def _to_keys_and_values(
     """Fill in the cotangents of keys and values."""
     rows, width = qkv.shape[0], qkv.shape[1] // 3
     heads, each_width = total_bar.shape
-    parts = min(max(rows // _PART, 1), _MOST_PARTS)
+    parts = parts_of(rows)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((2, _AT_ONCE, width), np.float32)
-        for begin in range(part * rows // parts, last, _AT_ONCE):
-            end = min(begin + _AT_ONCE, last)
+        space = np.empty((2, AT_ONCE, width), np.float32)
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
             keys, bar = space[0, : end - begin], space[1, : end - begin]
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             for head in range(heads):
