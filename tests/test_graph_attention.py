@@ -13,6 +13,7 @@ from flax import nnx
 from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.config import ModelConfig
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
+from hdvpd.kernels import dense
 from hdvpd.kernels.walks import exact_walks
 
 NUM_TOKENS, NUM_REAL = 24, 18
@@ -112,6 +113,40 @@ def test_impulse_beyond_three_hops_changes_no_bit(on_surface):
     changed = (np.asarray(apply(tokens)) != before).any(1)
     reach = references.walk_powers(surface_neighbors(40), 3).sum(0)[:, 11] > 0
     np.testing.assert_array_equal(changed, reach)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("least_rows", [1, 10**6])
+def test_host_code_after_a_norm_learns_the_same_as_plain_jax(heads, least_rows, monkeypatch):
+    monkeypatch.setattr(dense, "LEAST_ROWS", least_rows)
+    rng = np.random.default_rng(5)
+    positions, tokens, bar = (
+        jnp.asarray(rng.normal(size=(40, width)), jnp.float32) for width in (3, 8, 8)
+    )
+    real = jnp.arange(40) < 33
+
+    def learned(kernels):
+        model = ModelConfig(latent_dim=8, kernels=kernels)
+        settings = GraphAttentionSettings(num_heads=heads)
+        build = lambda: nnx.List(  # noqa: E731
+            [settings.make(model, rngs=nnx.Rngs(0)), nnx.LayerNorm(8, rngs=nnx.Rngs(1))]
+        )
+        graphdef, params = scenes.random_params(build)
+
+        @jax.jit
+        def run(params, tokens):
+            plan = settings.plan(model, positions, real, jax.random.key(0))
+            layer, norm = nnx.merge(graphdef, params)
+            return layer.added(tokens, norm, plan)
+
+        result, pull_back = jax.vjp(run, params, tokens)
+        return jax.tree.leaves((result, pull_back(bar))), run.lower(params, tokens).as_text()
+
+    (ours, program), (theirs, plain) = learned("host"), learned("xla")
+    assert ("walk_attention_host.relu_forward" in program) == (heads == 1)
+    assert "walk_attention_host" not in plain
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
 
 
 def test_initial_modulation_is_the_public_codes():

@@ -11,8 +11,11 @@ import references
 import scenes
 from threads import check_that_threads_change_nothing
 
-from hdvpd.attention.grf import walk_attention
+from hdvpd.attention.feature_maps import RELU_LEAST
+from hdvpd.attention.graphs import neighbor_graph
+from hdvpd.attention.grf import relu_walk_attention, walk_attention
 from hdvpd.attention.sampled_walks import sample_walks
+from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import exact_walks
 from studies.attention.graphs import edge_graph
 
@@ -221,3 +224,83 @@ def test_walks_that_are_only_listed_give_the_same(small, form):
 def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
     inputs, neighbors, cotangent = small
     check_that_threads_change_nothing(lambda: gradients(inputs, neighbors, cotangent, "host"))
+
+
+# Features made by the kernel ----------------------------------------------------------------------
+
+
+def padded_walks(num_tokens, seed=0):
+    """Return all walks of three hops on a cloud of which some tokens are padding."""
+    rng = np.random.default_rng(seed)
+    positions = jnp.asarray(rng.normal(size=(num_tokens, 3)), jnp.float32)
+    real = jnp.asarray(rng.random(num_tokens) < 0.8)
+    found = knn(positions, positions, 3, mask=real, exclude_self=True)
+    return exact_walks(neighbor_graph(found, real, "host"), 3)
+
+
+def projections(num_tokens, width, seed=0):
+    """Return queries, keys and values beside each other, some rows zero, and a cotangent."""
+    rng = np.random.default_rng(seed)
+    together, bar = (rng.normal(size=(num_tokens, w)) for w in (3 * width, width))
+    together[::5, :width] = 0.0
+    together[::7, width : 2 * width] = 0.0
+    return np.float32(together), np.float32(bar)
+
+
+def of_projections(together, modulation, nodes, loads):
+    query, key, value = jnp.split(together, 3, axis=1)
+    query = jax.nn.relu(query / np.sqrt(query.shape[1])) + RELU_LEAST
+    key = jax.nn.relu(key) + RELU_LEAST
+    weights = jnp.einsum("tm,tem->te", query, key[nodes]) * (loads @ modulation)
+    return jnp.einsum("te,tec->tc", weights, value[nodes]) / weights.sum(1, keepdims=True)
+
+
+@jax.jit
+def relu_result_and_gradients(together, modulation, walks, bar):
+    attend = functools.partial(relu_walk_attention, walks=walks)
+    result, pull_back = jax.vjp(attend, together, modulation)
+    return result, *pull_back(bar)
+
+
+# One block and several, the last one not full; rows of whole vectors and not.
+@pytest.mark.parametrize(("num_tokens", "width"), [(24, 5), (150, 64), (200, 40)])
+def test_relu_features_and_their_gradients_equal_a_formula_in_float64(num_tokens, width):
+    walks, (together, bar) = padded_walks(num_tokens), projections(num_tokens, width)
+    found = relu_result_and_gradients(together, MODULATION, walks, bar)
+    nodes, loads = np.asarray(walks.nodes), np.asarray(walks.loads)
+    with jax.enable_x64(True):
+        inputs = [jnp.asarray(x, jnp.float64) for x in (together, MODULATION)]
+        result, pull_back = jax.vjp(
+            lambda *x: of_projections(*x, nodes, jnp.asarray(loads, jnp.float64)), *inputs
+        )
+        expected = [np.asarray(x) for x in (result, *pull_back(jnp.asarray(bar, jnp.float64)))]
+    assert (np.asarray(walks.num_entries) == 1).any()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_relu_features_of_what_is_no_number_are_none():
+    walks, (together, _) = padded_walks(24), projections(24, 8)
+    for column in (0, 8, 16):
+        broken = together.copy()
+        broken[3, column] = np.nan
+        assert np.isnan(relu_walk_attention(broken, MODULATION, walks)[3]).any()
+
+
+def test_relu_features_mapped_are_one_after_another():
+    parts = [(padded_walks(24, seed), *projections(24, 8, seed)) for seed in range(2)]
+    walks, together, bar = jax.tree.map(lambda *x: jnp.stack(x), *parts)
+    mapped = jax.vmap(relu_result_and_gradients, in_axes=(0, None, 0, 0))(
+        together, MODULATION, walks, bar
+    )
+    for i, (walks, together, bar) in enumerate(parts):
+        single = relu_result_and_gradients(together, MODULATION, walks, bar)
+        for ours, theirs in zip(mapped, single, strict=True):
+            np.testing.assert_array_equal(ours[i], theirs)
+
+
+def test_relu_features_do_not_depend_on_the_number_of_threads():
+    walks, (together, bar) = padded_walks(500), projections(500, 16)
+    check_that_threads_change_nothing(
+        lambda: relu_result_and_gradients(together, MODULATION, walks, bar)
+    )

@@ -13,9 +13,10 @@ the convex hull of the values. Models give softplus(raw), which the cut does not
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.attention.feature_maps import RELU_LEAST
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.types import Array, Float, JaxArray, is_known
-from hdvpd.kernels.walk_attention import attend_along_walks
+from hdvpd.kernels.walk_attention import attend_along_walks, relu_attend_along_walks
 from hdvpd.kernels.walks import Walks, check_modulation
 
 _SMALLEST_F0 = 1e-6
@@ -63,3 +64,23 @@ def walk_attention(
     # Scores and sums are float32 even of half-precision inputs.
     query, key, value = (x.astype(jnp.result_type(x, jnp.float32)) for x in (query, key, value))
     return attend_along_walks(query, key, value, modulation, walks)
+
+
+def relu_walk_attention(
+    queries_keys_values: Float[Array, "t w"],
+    modulation: Float[Array, "l"],
+    walks: Walks,
+) -> Float[JaxArray, "t d"]:
+    """Return `walk_attention` of ReLU features, the queries scaled by 1 / sqrt(d), as host code.
+
+    Args:
+      queries_keys_values: w = 3 d, beside each other, in float32.
+      modulation: as of `walk_attention`.
+      walks: entries of every token, whose form is compiled host code.
+
+    Raises:
+      UserError: as of `walk_attention`.
+    """
+    check_modulation(walks, modulation)
+    modulation = nonnegative_modulation(modulation)
+    return relu_attend_along_walks(queries_keys_values, modulation, walks, RELU_LEAST)

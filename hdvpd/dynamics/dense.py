@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from hdvpd.basics.types import Float, JaxArray
@@ -17,8 +16,8 @@ from hdvpd.kernels.dense import dense_added, norm_dense, norm_mlp_added, on_host
 
 def normed(
     norm: nnx.LayerNorm, layers: Sequence[nnx.Linear], x: Float[JaxArray, "t d"], kernels: Kernels
-) -> list[Float[JaxArray, "t n"]]:
-    """Return layer(norm(x)) for each of some layers.
+) -> Float[JaxArray, "t w"]:
+    """Return layer(norm(x)) for some layers, beside each other.
 
     Args:
       norm: comes first.
@@ -28,14 +27,12 @@ def normed(
     """
     if layers[0].dtype is not None or not on_host(kernels, x):
         x = norm(x)
-        return [layer(x) for layer in layers]
+        return jnp.concatenate([layer(x) for layer in layers], axis=1)
     assert norm.scale is not None
     assert norm.bias is not None
     kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
     bias = jnp.concatenate([_bias(layer) for layer in layers])
-    together = norm_dense(x, norm.scale[...], norm.bias[...], norm.epsilon, kernel, bias)
-    ends = np.cumsum([layer.out_features for layer in layers])[:-1]
-    return jnp.split(together, ends, axis=1)
+    return norm_dense(x, norm.scale[...], norm.bias[...], norm.epsilon, kernel, bias)
 
 
 def mlp_added(

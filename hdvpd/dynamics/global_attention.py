@@ -134,7 +134,7 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         layer = self.query_key_value
         if not plain or layer.dtype is not None or not on_host(self.kernels, tokens):
             return tokens + self(norm(tokens), mask, plan)
-        (together,) = normed(norm, [layer], tokens, self.kernels)
+        together = normed(norm, [layer], tokens, self.kernels)
         attended = relu_attention(together, mask, self.settings.num_heads, RELU_LEAST)
         return added(tokens, self.out, attended, self.kernels)
 

@@ -4,15 +4,12 @@ With graph random features it is the GRF Interlacer's (arXiv 2410.03462, App. C.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Generic
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.learned.base import AbstractLearnedMask, head_keys, positive
 from hdvpd.attention.learned.grf import LearnedGrf
 from hdvpd.basics.layers import Linear
@@ -88,32 +85,21 @@ class GraphAttention(AbstractLocalLayer[Plan]):
 
     def __call__(self, tokens: Float[JaxArray, "t d"], plan: Plan) -> Float[JaxArray, "t d"]:
         """Return the update of every token."""
-        return self.out(self._attend([layer(tokens) for layer in self._projections], plan))
+        projected = jnp.concatenate([layer(tokens) for layer in self._projections], axis=1)
+        return self.out(self._attend(projected, plan))
 
     def added(
         self, tokens: Float[JaxArray, "t d"], norm: nnx.LayerNorm, plan: Plan
     ) -> Float[JaxArray, "t d"]:
         """Return tokens + update of norm(tokens); see `AbstractLocalLayer`."""
         projected = normed(norm, self._projections, tokens, self.kernels)
-        attended = self._attend(projected, plan)
-        return added(tokens, self.out, attended, self.kernels)
+        return added(tokens, self.out, self._attend(projected, plan), self.kernels)
 
     @property
     def _projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear]:
         return self.query, self.key, self.value
 
-    def _attend(self, projected: Sequence[Float[JaxArray, "t d"]], plan: Plan) -> JaxArray:
-        num_tokens, latent_dim = projected[0].shape
-        heads = self.settings.num_heads
-        query, key, value = (
-            part.reshape(num_tokens, heads, latent_dim // heads) for part in projected
-        )
+    def _attend(self, projected: Float[JaxArray, "t w"], plan: Plan) -> Float[JaxArray, "t d"]:
         parameters = positive(self.raw_modulation[...])
-        attended = self.settings.mask.attend_heads(
-            relu_features(query / np.sqrt(query.shape[-1])),
-            relu_features(key),
-            value,
-            jnp.broadcast_to(parameters, (heads, *parameters.shape)),
-            plan,
-        )
-        return jnp.asarray(attended).reshape(num_tokens, latent_dim)
+        of_heads = jnp.broadcast_to(parameters, (self.settings.num_heads, *parameters.shape))
+        return self.settings.mask.attend_projected(projected, of_heads, plan)

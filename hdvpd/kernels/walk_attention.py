@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.basics.types import Array, Float
+from hdvpd.basics.types import Array, Float, JaxArray
 from hdvpd.kernels import walk_attention_host
 from hdvpd.kernels.choice import use_gpu_kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
@@ -50,6 +50,27 @@ def attend_along_walks(
     return total / weights.sum(-1)[:, None]
 
 
+def relu_attend_along_walks(
+    queries_keys_values: Float[Array, "t w"],
+    modulation: Float[Array, "l"],
+    walks: Walks,
+    least: float,
+) -> Float[JaxArray, "t d"]:
+    """Return `attend_along_walks` of ReLU features, relu(q / sqrt(d)) + least and relu(k) + least.
+
+    Args:
+      queries_keys_values: w = 3 d, beside each other, in float32.
+      modulation: f, not negative.
+      walks: entries of every token, whose form is compiled host code.
+      least: added to ReLU.
+
+    Raises:
+      UserError: f is not as long as the walks.
+    """
+    check_modulation(walks, modulation)
+    return _relu_on_host(least, (queries_keys_values, modulation), merged(walks))
+
+
 def _forward(_, moving, walks):
     results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in (moving[2], walks.num_entries)]
     arguments = (*moving, walks.nodes, walks.loads, walks.num_entries)
@@ -65,4 +86,25 @@ def _backward(_, moving, walks, saved, out_bar):
     return tuple(host_call(walk_attention_host.backward, results, *arguments))
 
 
+def _relu_forward(least, moving, walks):
+    together, modulation = moving
+    shapes = [(together.shape[0], together.shape[1] // 3), walks.num_entries.shape]
+    results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    arguments = (together, np.float32(least), modulation)
+    rows = (walks.nodes, walks.loads, walks.num_entries)
+    out, normalizer = host_call(walk_attention_host.relu_forward, results, *arguments, *rows)
+    return out, (out, normalizer)
+
+
+def _relu_backward(least, moving, walks, saved, out_bar):
+    together, modulation = moving
+    results = [jax.ShapeDtypeStruct(x.shape, np.float32) for x in moving]
+    arguments = (together, np.float32(least), modulation)
+    rows = (walks.nodes, walks.loads, walks.num_entries)
+    order = (walks.incoming.entries, walks.incoming.offsets)
+    arguments = (*arguments, *rows, *order, *saved, out_bar)
+    return tuple(host_call(walk_attention_host.relu_backward, results, *arguments))
+
+
 _on_host = differentiable(_forward, _backward)
+_relu_on_host = differentiable(_relu_forward, _relu_backward)

@@ -1,8 +1,12 @@
 """Compiled host form of attention along walks.
 
 No gathered [t, e, c] array exists: each token's loop reads the rows it needs, which is fast where
-near tokens have near rows. Sums run in a fixed order whatever the number of threads, so results are
-reproducible bit for bit on one machine.
+near tokens have near rows. Nor do ReLU features: they are made of the projections wherever a row is
+read. Sums run in a fixed order whatever the number of threads, so results are reproducible bit for
+bit on one machine.
+
+Queries, keys and values are columns of arrays of rows, from one on: the first of three arrays, or
+thirds of one, as a dense layer leaves them beside each other. `_WIDTH` columns are one vector.
 """
 
 from typing import no_type_check
@@ -10,33 +14,149 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import compiled_njit, parallel_njit
+from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
+from hdvpd.kernels.vectors import (
+    everywhere,
+    larger,
+    load,
+    load_before,
+    store,
+    store_before,
+    sum_of_lanes,
+    where_positive,
+)
+
+_F = np.float32
+_WIDTH = 64
+"""Columns of a vector, several registers."""
+_BLOCK = 64
+"""Tokens of a block."""
+_GIVEN = (_F(-np.inf), _F(1), _F(0))
+"""Numbers of features, max(x, lowest) * scale + least: those that are given stay as they are."""
 
 
-@compiled_njit(inline="always")
+def forward(query: np.ndarray, key: np.ndarray, value: np.ndarray, *arrays: np.ndarray) -> None:
+    """Fill in the attention's output and its normaliser.
+
+    Args:
+      query: (t, m) features.
+      key: (t, m) features.
+      value: (t, c).
+      *arrays: those of `_forward` from modulation on.
+    """
+    _forward(_GIVEN, (0, 0, 0, query.shape[1]), query, key, value, *arrays)
+
+
+def backward(query: np.ndarray, key: np.ndarray, value: np.ndarray, *arrays: np.ndarray) -> None:
+    """Fill in the cotangents of query, key, value and modulation.
+
+    Args:
+      query: as of `forward`.
+      key: likewise.
+      value: likewise.
+      *arrays: those of `_backward` from modulation on, then the cotangents.
+    """
+    *before, query_bar, key_bar, value_bar, modulation_bar = arrays
+    columns, rows = (0, 0, 0, query.shape[1]), (query, key, value)
+    bars = query_bar, key_bar, value_bar
+    modulation_bar[:] = _backward(_GIVEN, columns, rows, bars, *before)
+
+
+def relu_forward(together: np.ndarray, least: np.ndarray, *arrays: np.ndarray) -> None:
+    """Fill in the attention's output and its normaliser.
+
+    Args:
+      together: (t, 3 d) queries, keys and values, of which ReLU makes features.
+      least: added to ReLU.
+      *arrays: those of `_forward` from modulation on.
+    """
+    features, columns = _relu(together, least)
+    _forward(features, columns, together, together, together, *arrays)
+
+
+def relu_backward(together: np.ndarray, least: np.ndarray, *arrays: np.ndarray) -> None:
+    """Fill in the cotangents of `together` and modulation.
+
+    Args:
+      together: as of `relu_forward`.
+      least: likewise.
+      *arrays: those of `_backward` from modulation on, then the cotangents.
+    """
+    *before, together_bar, modulation_bar = arrays
+    rows, bars = (together, together, together), (together_bar, together_bar, together_bar)
+    modulation_bar[:] = _backward(*_relu(together, least), rows, bars, *before)
+
+
+def _relu(
+    together: np.ndarray, least: np.ndarray
+) -> tuple[tuple[np.float32, np.float32, np.float32], tuple[int, int, int, int]]:
+    """Return the numbers of a query's features (keys are not scaled) and where columns begin."""
+    width = together.shape[1] // 3
+    return (_F(0), _F(1 / np.sqrt(width)), _F(least)), (0, width, 2 * width, width)
+
+
+@compiled_njit()
 @no_type_check
-def _score(
-    query: np.ndarray,
-    key: np.ndarray,
-    modulation: np.ndarray,
-    loads: np.ndarray,
-    token: int,
-    entry: int,
-    node: int,
-) -> tuple[np.float32, np.float32]:
-    """Return q . k and the mask, sum_l f_l W^l, of an entry of a token."""
-    similarity = np.float32(0.0)
-    for feature in range(query.shape[1]):
-        similarity += query[token, feature] * key[node, feature]
-    mask = np.float32(0.0)
+def _fill_in(features, query, token, first, end, row):
+    """Fill in a query's features; return their product with what is added to a key's."""
+    lowest, scale, least = features
+    # What is no number stays so: it is not less than the floor.
+    floor, total = everywhere(lowest, _WIDTH), _F(0)
+    for column in range(0, end - first, _WIDTH):
+        scaled = larger(floor, load_before(end, query, token, first + column, _WIDTH)) * scale
+        total += sum_of_lanes(scaled)
+        store(scaled + least, row, 0, column)
+    return least * (total + least * _F(end - first))
+
+
+@compiled_njit()
+@no_type_check
+def _similarity(row, lowest, key, node, first, end):
+    """Return row . max(k, lowest)."""
+    floor, products = everywhere(lowest, _WIDTH), everywhere(_F(0), _WIDTH)
+    for column in range(0, end - first, _WIDTH):
+        features = larger(floor, load_before(end, key, node, first + column, _WIDTH))
+        products = products + load(row, 0, column, _WIDTH) * features
+    return sum_of_lanes(products)
+
+
+@compiled_njit()
+@no_type_check
+def _mask(modulation, loads, token, entry):
+    """Return sum_l f_l W^l of an entry of a token."""
+    mask = _F(0)
     for hop in range(modulation.shape[0]):
         mask += modulation[hop] * loads[token, entry, hop]
-    return similarity, mask
+    return mask
 
 
-@parallel_njit()
+@compiled_njit()
 @no_type_check
-def forward(
+def _row_of(width):
+    """Return room for one row of so many columns, in whole vectors, all zero."""
+    return np.zeros((1, -(-width // _WIDTH) * _WIDTH), np.float32)
+
+
+@compiled_njit()
+@no_type_check
+def _weigh(features, columns, query, key, modulation, nodes, loads, number, token, row, weights):
+    """Fill in the weights of a token's entries; return their sum."""
+    q, k, _, width = columns
+    offset = _fill_in(features, query, token, q, q + width, row)
+    total = _F(0)
+    for entry in range(number):
+        node = nodes[token, entry]
+        similarity = _similarity(row, features[0], key, node, k, k + width) + offset
+        weights[entry] = _mask(modulation, loads, token, entry) * similarity
+        total += weights[entry]
+    return total
+
+
+@exact_parallel_njit()
+@no_type_check
+def _forward(
+    features: tuple[np.float32, np.float32, np.float32],
+    columns: tuple[int, int, int, int],
     query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
@@ -47,25 +167,83 @@ def forward(
     out: np.ndarray,
     normalizer: np.ndarray,
 ) -> None:
-    """Fill in the attention's output (t, c) and its normaliser (t,)."""
-    for token in prange(query.shape[0]):
-        out[token] = 0.0
-        total = np.float32(0.0)
-        for entry in range(num_entries[token]):
+    """Fill in the attention's output (t, c) and its normaliser (t,).
+
+    Args:
+      features: see `_GIVEN`.
+      columns: where queries, keys and values begin, and how many queries have.
+      query: rows of t tokens.
+      key: likewise.
+      value: likewise.
+      modulation: (l,) f.
+      nodes: (t, e) token of every entry.
+      loads: (t, e, l) W^l.
+      num_entries: (t,) how many there are.
+      out: (t, c).
+      normalizer: (t,).
+    """
+    tokens = out.shape[0]
+    for block in prange((tokens + _BLOCK - 1) // _BLOCK):
+        row, weights = _row_of(columns[3]), np.empty(nodes.shape[1], np.float32)
+        for token in range(block * _BLOCK, min((block + 1) * _BLOCK, tokens)):
+            number = num_entries[token]
+            total = _weigh(
+                features, columns, query, key, modulation, nodes, loads, number, token, row, weights
+            )
+            normalizer[token] = total
+            _mean(weights, number, total, value, columns[2], nodes, token, out)
+
+
+@compiled_njit()
+@no_type_check
+def _mean(weights, number, total, value, first, nodes, token, out):
+    """Fill in sum_e w_e v_e / total."""
+    channels = out.shape[1]
+    for column in range(0, channels, _WIDTH):
+        found = everywhere(_F(0), _WIDTH)
+        for entry in range(number):
             node = nodes[token, entry]
-            similarity, mask = _score(query, key, modulation, loads, token, entry, node)
-            weight = mask * similarity
-            total += weight
-            for channel in range(value.shape[1]):
-                out[token, channel] += weight * value[node, channel]
-        normalizer[token] = total
-        for channel in range(value.shape[1]):
-            out[token, channel] /= total
+            values = load_before(first + channels, value, node, first + column, _WIDTH)
+            found = found + weights[entry] * values
+        store_before(channels, found / total, out, token, column)
 
 
-@parallel_njit()
+@compiled_njit()
+@no_type_check
+def _product(rows, row, others, other, first, channels):
+    """Return the product of a row with a part of another one."""
+    products = everywhere(_F(0), _WIDTH)
+    for column in range(0, channels, _WIDTH):
+        values = load_before(first + channels, others, other, first + column, _WIDTH)
+        products = products + load_before(channels, rows, row, column, _WIDTH) * values
+    return sum_of_lanes(products)
+
+
+@compiled_njit()
+@no_type_check
+def _pull_on_query(features, columns, query, key, nodes, number, token, pulls, query_bar):
+    """Fill in the cotangent of a query from those of its products with keys, scaled."""
+    q, k, _, width = columns
+    lowest, _, least = features
+    floor, total = everywhere(lowest, _WIDTH), _F(0)
+    for entry in range(number):
+        total += pulls[entry]
+    for column in range(0, width, _WIDTH):
+        found = everywhere(least * total, _WIDTH)
+        for entry in range(number):
+            node = nodes[token, entry]
+            keys = larger(floor, load_before(k + width, key, node, k + column, _WIDTH))
+            found = found + pulls[entry] * keys
+        passed = load_before(q + width, query, token, q + column, _WIDTH) - floor
+        found = where_positive(passed, found)
+        store_before(q + width, found, query_bar, token, q + column)
+
+
+@exact_parallel_njit()
 @no_type_check
 def _backward_rows(
+    features: tuple[np.float32, np.float32, np.float32],
+    columns: tuple[int, int, int, int],
     query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
@@ -78,63 +256,88 @@ def _backward_rows(
     out_bar: np.ndarray,
     query_bar: np.ndarray,
     coefficients: np.ndarray,
-    modulation_bar: np.ndarray,
+    modulation_bars: np.ndarray,
 ) -> None:
-    channels = value.shape[1]
-    for token in prange(query.shape[0]):
-        query_bar[token] = 0.0
-        modulation_bar[token] = 0.0
-        shift = np.float32(0.0)
-        for channel in range(channels):
-            shift += out_bar[token, channel] * out[token, channel]
-        scale = np.float32(1.0) / normalizer[token]
-        for entry in range(num_entries[token]):
-            node = nodes[token, entry]
-            # With out = sum_e w_e v_e / sum_e w_e, the cotangent of w_e is
-            # out_bar . (v_e - out) / sum_e w_e.
-            gain = np.float32(0.0)
-            for channel in range(channels):
-                gain += out_bar[token, channel] * value[node, channel]
-            similarity, mask = _score(query, key, modulation, loads, token, entry, node)
-            weight_bar = (gain - shift) * scale
-            for hop in range(modulation.shape[0]):
-                modulation_bar[token, hop] += weight_bar * similarity * loads[token, entry, hop]
-            similarity_bar = weight_bar * mask
-            coefficients[token, entry, 0] = similarity_bar
-            coefficients[token, entry, 1] = mask * similarity * scale
-            for feature in range(query.shape[1]):
-                query_bar[token, feature] += similarity_bar * key[node, feature]
+    tokens, channels = out.shape
+    for block in prange(modulation_bars.shape[0]):
+        row = _row_of(columns[3])
+        pulls = np.empty(nodes.shape[1], np.float32)
+        for hop in range(modulation.shape[0]):
+            modulation_bars[block, hop] = _F(0)
+        for token in range(block * _BLOCK, min((block + 1) * _BLOCK, tokens)):
+            number = num_entries[token]
+            offset = _fill_in(features, query, token, columns[0], columns[0] + columns[3], row)
+            shift = _product(out_bar, token, out, token, 0, channels)
+            share = _F(1) / normalizer[token]
+            for entry in range(number):
+                node = nodes[token, entry]
+                # With out = sum_e w_e v_e / sum_e w_e, the cotangent of w_e is
+                # out_bar . (v_e - out) / sum_e w_e.
+                gain = _product(out_bar, token, value, node, columns[2], channels)
+                weight_bar = (gain - shift) * share
+                similarity = offset + _similarity(
+                    row, features[0], key, node, columns[1], columns[1] + columns[3]
+                )
+                for hop in range(modulation.shape[0]):
+                    change = weight_bar * similarity * loads[token, entry, hop]
+                    modulation_bars[block, hop] += change
+                mask = _mask(modulation, loads, token, entry)
+                pulls[entry] = weight_bar * mask * features[1]
+                coefficients[token, entry, 0] = pulls[entry]
+                coefficients[token, entry, 1] = mask * similarity * share
+            _pull_on_query(features, columns, query, key, nodes, number, token, pulls, query_bar)
 
 
-@parallel_njit()
+@compiled_njit()
+@no_type_check
+def _pull_on_key(features, columns, query, key, entries, coefficients, out_bar, asked, node, bars):
+    """Fill in the cotangents of a token's key and value from the entries in which it is asked."""
+    q, k, v, width = columns
+    lowest, scale, least = features
+    key_bar, value_bar = bars
+    channels = out_bar.shape[1]
+    floor, total = everywhere(lowest, _WIDTH), _F(0)
+    for place in asked:
+        total += coefficients[place, 0]
+    for column in range(0, max(width, channels), _WIDTH):
+        keys, values = everywhere(least / scale * total, _WIDTH), everywhere(_F(0), _WIDTH)
+        for place in asked:
+            token = place // entries
+            queries = larger(floor, load_before(q + width, query, token, q + column, _WIDTH))
+            keys = keys + coefficients[place, 0] * queries
+            bar = load_before(channels, out_bar, token, column, _WIDTH)
+            values = values + coefficients[place, 1] * bar
+        passed = load_before(k + width, key, node, k + column, _WIDTH) - floor
+        store_before(k + width, where_positive(passed, keys), key_bar, node, k + column)
+        store_before(v + channels, values, value_bar, node, v + column)
+
+
+@exact_parallel_njit()
 @no_type_check
 def _backward_columns(
+    features: tuple[np.float32, np.float32, np.float32],
+    columns: tuple[int, int, int, int],
     query: np.ndarray,
+    key: np.ndarray,
+    entries: int,
     coefficients: np.ndarray,
     out_bar: np.ndarray,
     incoming: np.ndarray,
-    incoming_offsets: np.ndarray,
-    key_bar: np.ndarray,
-    value_bar: np.ndarray,
+    offsets: np.ndarray,
+    bars: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    width = coefficients.shape[1]
-    for node in prange(query.shape[0]):
-        key_bar[node] = 0.0
-        value_bar[node] = 0.0
-        for position in range(incoming_offsets[node], incoming_offsets[node + 1]):
-            token, entry = divmod(incoming[position], width)
-            similarity_bar = coefficients[token, entry, 0]
-            weight = coefficients[token, entry, 1]
-            for feature in range(query.shape[1]):
-                key_bar[node, feature] += similarity_bar * query[token, feature]
-            for channel in range(out_bar.shape[1]):
-                value_bar[node, channel] += weight * out_bar[token, channel]
+    for node in prange(key.shape[0]):
+        asked = incoming[offsets[node] : offsets[node + 1]]
+        _pull_on_key(
+            features, columns, query, key, entries, coefficients, out_bar, asked, node, bars
+        )
 
 
-def backward(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
+def _backward(
+    features: tuple[np.float32, np.float32, np.float32],
+    columns: tuple[int, int, int, int],
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    bars: tuple[np.ndarray, np.ndarray, np.ndarray],
     modulation: np.ndarray,
     nodes: np.ndarray,
     loads: np.ndarray,
@@ -144,18 +347,17 @@ def backward(
     out: np.ndarray,
     normalizer: np.ndarray,
     out_bar: np.ndarray,
-    query_bar: np.ndarray,
-    key_bar: np.ndarray,
-    value_bar: np.ndarray,
-    modulation_bar: np.ndarray,
-) -> None:
-    """Fill in the cotangents of query, key, value and modulation."""
+) -> np.ndarray:
+    """Fill in the cotangents of queries, keys and values; return that of the modulation."""
     # Per entry the cotangent of q . k and the weight, side by side: columns read both at once.
     coefficients = np.empty((*nodes.shape, 2), np.float32)
-    per_token = np.empty((len(query), len(modulation)), np.float32)
+    modulation_bars = np.empty((-(-len(out) // _BLOCK), len(modulation)), np.float32)
     _backward_rows(
-        query, key, value, modulation, nodes, loads, num_entries, out, normalizer, out_bar,
-        query_bar, coefficients, per_token,
+        features, columns, *rows, modulation, nodes, loads, num_entries, out, normalizer, out_bar,
+        bars[0], coefficients, modulation_bars,
     )  # fmt: skip
-    _backward_columns(query, coefficients, out_bar, incoming, incoming_offsets, key_bar, value_bar)
-    modulation_bar[:] = per_token.sum(0, dtype=np.float64)
+    _backward_columns(
+        features, columns, *rows[:2], nodes.shape[1], coefficients.reshape(-1, 2), out_bar,
+        incoming, incoming_offsets, bars[1:],
+    )  # fmt: skip
+    return modulation_bars.sum(0, dtype=np.float64)

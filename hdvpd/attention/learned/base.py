@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hdvpd.attention.feature_maps import relu_features
 from hdvpd.attention.masked import masked_linear_attention
 from hdvpd.attention.masks.base import AbstractMask
 from hdvpd.basics.types import Array, Float, JaxArray, Key, PRNGKey
@@ -69,6 +70,28 @@ class AbstractLearnedMask(Settings, abc.ABC, Generic[Plan]):
         if query.shape[1] == 1:  # The compiled host code takes one head as it is.
             return attend(query[:, 0], key[:, 0], value[:, 0], parameters[0])[:, None]
         return jax.vmap(attend, in_axes=(1, 1, 1, 0), out_axes=1)(query, key, value, parameters)
+
+    def attend_projected(
+        self,
+        queries_keys_values: Float[JaxArray, "t w"],
+        parameters: Float[JaxArray, "a *_"],
+        plan: Plan,
+    ) -> Float[JaxArray, "t d"]:
+        """Attend with ReLU features of what dense layers return.
+
+        Args:
+          queries_keys_values: w = 3 d, beside each other, each of all heads beside each other.
+          parameters: of every head's mask.
+          plan: of all masks.
+        """
+        heads = parameters.shape[0]
+        query, key, value = (
+            part.reshape(part.shape[0], heads, -1)
+            for part in jnp.split(queries_keys_values, 3, axis=1)
+        )
+        query, key = relu_features(query / np.sqrt(query.shape[-1])), relu_features(key)
+        attended = self.attend_heads(query, key, value, parameters, plan)
+        return jnp.asarray(attended).reshape(value.shape[0], -1)
 
     def check_degree(self, out_degree: int) -> None:
         """Refuse settings with which the plan of a graph of this out-degree would be too large.

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
-from hdvpd.attention.grf import walk_attention
+from hdvpd.attention.grf import relu_walk_attention, walk_attention
 from hdvpd.attention.learned.base import AbstractLearnedMask, raw
 from hdvpd.attention.learned.walked import WalkSettings
 from hdvpd.attention.masks.walks import SparseMask, walk_rows
 from hdvpd.basics.types import Array, Float, JaxArray, PRNGKey
+from hdvpd.kernels.choice import use_host_kernels
 from hdvpd.kernels.sparse_rows import SparseRows
 from hdvpd.kernels.walks import Walks
 
@@ -40,3 +42,15 @@ class LearnedGrf(WalkSettings, AbstractLearnedMask[Walks]):
     ) -> Float[Array, "t c"]:
         """Attend along the walks, at a cost that does not grow with the features' number."""
         return walk_attention(query, key, value, parameters, plan)
+
+    def attend_projected(
+        self,
+        queries_keys_values: Float[JaxArray, "t w"],
+        parameters: Float[JaxArray, "a l"],
+        plan: Walks,
+    ) -> Float[JaxArray, "t d"]:
+        """Attend along the walks; host code makes one head's features where it reads them."""
+        single = parameters.shape[0] == 1 and queries_keys_values.dtype == jnp.float32
+        if single and use_host_kernels(plan.kernels):
+            return relu_walk_attention(queries_keys_values, parameters[0], plan)
+        return super().attend_projected(queries_keys_values, parameters, plan)
