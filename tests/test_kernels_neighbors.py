@@ -134,6 +134,27 @@ def test_queries_that_follow_each_other_along_rays(scale, max_distance):
     np.testing.assert_allclose(found.distances, distances, rtol=1e-5)
 
 
+@pytest.mark.parametrize("k", [1, 8, 9, 16, 17, 33])
+@pytest.mark.parametrize(("max_distance", "max_nearest"), [(np.inf, np.inf), (1.5, 0.5)])
+def test_distances_are_rounded_step_by_step_however_many_are_asked_for(
+    many_points, k, max_distance, max_nearest
+):
+    # A list of the search holds few: for more it begins again beyond the last one.
+    queries, points = many_points
+    queries = np.where(np.arange(len(queries))[:, None] % 5 == 3, np.float32(np.nan), queries)
+    limits = np.float32([max_distance, max_nearest])
+    found = np.full((len(queries), k), 7, np.int32), np.full((len(queries), k), 7, np.float32)
+    SEARCHES["kdtree"](queries, points, np.ones(len(points), bool), limits, *found)
+    x, y, z = np.moveaxis(points - queries[:, None], -1, 0)
+    squared = x * x + y * y + z * z
+    indices = np.argsort(squared, axis=1, kind="stable")[:, :k]  # the lesser row first
+    distances = np.sqrt(np.take_along_axis(squared, indices, 1))
+    kept = (distances <= max_distance) & (distances[:, :1] <= max_nearest)
+    assert 0.1 < kept.mean() < 0.9
+    np.testing.assert_array_equal(found[0], np.where(kept, indices, 0))
+    np.testing.assert_array_equal(found[1], np.where(kept, distances, np.inf))
+
+
 def test_a_point_is_found_whose_distance_is_less_than_its_square_can_tell():
     # From the first query it is 0, from the second it is not, and neither is the way between them.
     queries = np.array([[2e-23, 0, 0], [4e-23, 0, 0]], np.float32)

@@ -8,12 +8,14 @@ import pytest
 from numba import njit
 
 from hdvpd.kernels.vectors import (
+    at_most,
     everywhere,
     larger,
     load,
     load_before,
     power_of_two,
     root,
+    squared_length,
     store,
     store_before,
     sum_of_lanes,
@@ -125,3 +127,30 @@ def test_numbers_are_compared_and_summed():
     np.testing.assert_array_equal(result[:3], expected)
     np.testing.assert_allclose(result[3], np.abs(array[0]), rtol=1e-6)
     np.testing.assert_allclose(found, np.float64(array[0]).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDTH])
+@pytest.mark.parametrize("bound", [-np.inf, -1.0, 0.0, 0.5, np.inf])
+def test_bits_say_which_numbers_are_at_most_a_bound(bound, width):
+    @njit
+    def bits_of(array, bound):
+        return at_most(load(array, 0, 0, width), bound)
+
+    array = rows(1)
+    array[0, [3, 7, 9, 11]] = np.nan, np.inf, -np.inf, 0.5
+    bits = int(bits_of(array, np.float32(bound)))
+    assert [bool(bits >> lane & 1) for lane in range(32)] == [
+        lane < width and bool(x <= bound) for lane, x in enumerate(array[0, :32])
+    ]
+
+
+def test_each_step_of_a_squared_length_is_rounded():
+    @njit
+    def squares(array, result):
+        x, y, z = load(array, 0, 0, WIDTH), load(array, 1, 0, WIDTH), load(array, 2, 0, WIDTH)
+        store(squared_length(x, y, z), result, 0, 0)
+
+    array, result = rows(3)[:, :WIDTH].copy(), np.empty((1, WIDTH), np.float32)
+    squares(array, result)
+    x, y, z = array * array
+    np.testing.assert_array_equal(result[0], x + y + z)

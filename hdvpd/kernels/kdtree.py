@@ -1,28 +1,47 @@
 """A k-d tree of points in space, compiled: exact nearest neighbours, the lesser row first in ties.
 
-Halves are split at the median of their widest axis until a leaf is left, so that the nodes need no
-links: the root is 1, the children of i are 2 i and 2 i + 1, and leaves follow all inner nodes.
-A leaf's coordinates lie axis by axis, for vector instructions.
+Halves are split at the median of their widest axis until a leaf is left; then what is halved four
+times is one node, whose sixteen children are looked at at once: a level waits for the one above.
+Nodes need no links: the root is 0, all others follow level by level, inner nodes before leaves.
+Coordinates of a leaf's points, and of a node's children's boxes, lie axis by axis, for vectors.
 """
 
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
-from hdvpd.kernels.lanes import LANES, at_most, lowest_bit
+from hdvpd.kernels.keys import (
+    GREATEST,
+    LEAST,
+    NO_NUMBER,
+    farthest,
+    filled,
+    greater,
+    greatest,
+    inserted,
+    short,
+    square_of,
+    store,
+    tell,
+    with_row,
+)
+from hdvpd.kernels.lanes import lowest_bit
+from hdvpd.kernels.vectors import at_most, everywhere, larger, load, squared_length
 
-# More make deeper trees dearer than longer leaves, fewer the other way round.
-_LEAF = LANES
+# More make shorter leaves dearer than fewer nodes, fewer the other way round.
+_LEAF = 32
+# Children of a node.
+_WIDTH = 16
+# Neighbours that are found at once, few or many.
+_FEW, _MANY = 8, 16
 # Queries that follow each other and share their working memory.
 _BLOCK = 128
 # At so many blocks threads take turns.
 _TURNS = 16
-# Keys of a vector.
-_KEYS = 8
-_LEAST = np.iinfo(np.int64).min
-_NO_ROW = 0x7FFFFFFF
+# Levels of 2^31 points and one above the root, and what is kept for each: a list and what ends it.
+_LEVELS, _KEPT = 9, _WIDTH + 1
 # More than rounding takes from a sum of two distances, and from the squares of the smallest [m].
 _ROUNDING, _UNDERFLOW = np.float32(1.00001), np.float32(1e-18)
 
@@ -31,8 +50,7 @@ class Tree(NamedTuple):
     """Points in leaves, and boxes around them.
 
     Attributes:
-      boxes: (b, 12) least x, y, z, then greatest, of the first and then the second child of a node;
-        of the leaf itself where it is the root.
+      boxes: (b, 6, c) least x, y, z, then greatest, of a node's children; NaN where there are none.
       points: (l, 3, s) coordinates [m], NaN in empty slots.
       rows: (l, s) which point is in a slot.
     """
@@ -40,6 +58,22 @@ class Tree(NamedTuple):
     boxes: np.ndarray
     points: np.ndarray
     rows: np.ndarray
+
+
+class _Memory(NamedTuple):
+    """Working memory of a search.
+
+    Attributes:
+      points: keys of a leaf's points, out of which some are taken.
+      children: short keys of a node's children, likewise.
+      waiting: of each level a list of the children that are still to be visited, and what ends it.
+      places: where in `waiting` a level goes on, and the number of its first child.
+    """
+
+    points: np.ndarray
+    children: np.ndarray
+    waiting: np.ndarray
+    places: np.ndarray
 
 
 @compiled_njit()
@@ -59,11 +93,11 @@ def build(points: np.ndarray, rows: np.ndarray) -> Tree:
         width *= 2
     leaves = np.full((num_leaves, 3, _LEAF), np.nan, np.float32)
     leaf_rows = np.zeros((num_leaves, _LEAF), np.int32)
-    extents = np.empty((2 * num_leaves, 6), np.float32)
+    extents = np.empty((num_leaves, 6), np.float32)
     extents[:, :3], extents[:, 3:] = np.inf, -np.inf
     for leaf in range(num_leaves):
         start, end = len(rows) * leaf // num_leaves, len(rows) * (leaf + 1) // num_leaves
-        extent = extents[num_leaves + leaf]
+        extent = extents[leaf]
         for slot in range(end - start):
             leaf_rows[leaf, slot] = order[start + slot]
             for axis in range(3):
@@ -71,12 +105,41 @@ def build(points: np.ndarray, rows: np.ndarray) -> Tree:
                 leaves[leaf, axis, slot] = place
                 extent[axis] = min(extent[axis], place)
                 extent[3 + axis] = max(extent[3 + axis], place)
-    for node in range(num_leaves - 1, 0, -1):
-        first, second = extents[2 * node], extents[2 * node + 1]
-        for axis in range(3):
-            extents[node, axis] = min(first[axis], second[axis])
-            extents[node, 3 + axis] = max(first[3 + axis], second[3 + axis])
-    return Tree(extents.reshape(num_leaves, 12), leaves, leaf_rows)
+    return Tree(_boxes(extents), leaves, leaf_rows)
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _first_child(num_inner: int, num_leaves: int) -> int:
+    """Return the number of node 0's first child; the first one of node i has 16 i more.
+
+    It is less than 1 where the root has fewer children than others have: these are its last ones.
+    """
+    return num_leaves - (_WIDTH - 1) * num_inner
+
+
+@compiled_njit()
+@no_type_check
+def _boxes(extents: np.ndarray) -> np.ndarray:
+    """Return the boxes of the inner nodes from the extents of the leaves."""
+    num_leaves, num_inner = len(extents), 1
+    level = (num_leaves + _WIDTH - 1) // _WIDTH
+    while level > 1:
+        num_inner += level
+        level = (level + _WIDTH - 1) // _WIDTH
+    first = _first_child(num_inner, num_leaves)
+    boxes = np.full((num_inner, 6, _WIDTH), np.nan, np.float32)
+    for node in range(num_inner + num_leaves - 1, 0, -1):
+        parent, child = (node - first) // _WIDTH, (node - first) % _WIDTH
+        for side in range(6):
+            if node >= num_inner:
+                boxes[parent, side, child] = extents[node - num_inner, side]
+            else:
+                end = np.float32(np.inf if side < 3 else -np.inf)
+                for other in boxes[node, side]:  # NaN is neither less nor greater
+                    end = other if (other < end if side < 3 else other > end) else end
+                boxes[parent, side, child] = end
+    return boxes
 
 
 @compiled_njit()
@@ -118,97 +181,154 @@ def _halve(points: np.ndarray, order: np.ndarray, middle: int) -> None:
 
 @compiled_njit(inline="always")
 @no_type_check
-def _outside(
-    boxes: np.ndarray, node: int, child: int, x: np.float32, y: np.float32, z: np.float32
-) -> np.float32:
-    """Return the squared distance of a place to the box of a node's child, which begins there."""
-    inside = np.float32(0)
-    dx = max(max(boxes[node, child] - x, x - boxes[node, child + 3]), inside)
-    dy = max(max(boxes[node, child + 1] - y, y - boxes[node, child + 4]), inside)
-    dz = max(max(boxes[node, child + 2] - z, z - boxes[node, child + 5]), inside)
-    return dx * dx + dy * dy + dz * dz
+def _beside(boxes: np.ndarray, row: int, place: np.float32) -> Any:
+    """Return how far a place is beside boxes, whose ends along an axis are there and 3 below."""
+    low, high = load(boxes, row, 0, _WIDTH), load(boxes, row + 3, 0, _WIDTH)
+    outside = larger(low - place, place - high)
+    return larger(everywhere(np.float32(0), _WIDTH), outside)  # NaN stays
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _to_boxes(boxes: np.ndarray, node: int, x: np.float32, y: np.float32, z: np.float32) -> Any:
+    """Return the squared distances of a place to the boxes of a node's children."""
+    row = 6 * node
+    dx, dy, dz = _beside(boxes, row, x), _beside(boxes, row + 1, y), _beside(boxes, row + 2, z)
+    return squared_length(dx, dy, dz)
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _to_points(points: np.ndarray, leaf: int, x: np.float32, y: np.float32, z: np.float32) -> Any:
+    """Return the squared distances of a place to the points of a leaf."""
+    row = 3 * leaf
+    dx, dy = load(points, row, 0, _LEAF) - x, load(points, row + 1, 0, _LEAF) - y
+    return squared_length(dx, dy, load(points, row + 2, 0, _LEAF) - z)
+
+
+@compiled_njit(inline="always")
+@no_type_check
+def _with_some(keys: Any, others: Any, chosen: int, memory: np.ndarray) -> Any:
+    """Return a list with those of other keys whose bits are set; the last is working memory."""
+    store(others, memory, 0)
+    while chosen:
+        keys = inserted(keys, memory[lowest_bit(chosen)])
+        chosen = np.uint32(chosen & (chosen - np.uint32(1)))
+    return keys
 
 
 @compiled_njit(inline="always")
 @no_type_check
 def _find(
-    boxes: np.ndarray,
-    points: np.ndarray,
-    rows: np.ndarray,
+    tree: Tree,
     x: np.float32,
     y: np.float32,
     z: np.float32,
-    best: np.ndarray,
-    squared: np.ndarray,
-    bits: np.ndarray,
-    waiting: np.ndarray,
-    outside: np.ndarray,
-) -> None:
-    """Replace keys of `best`, in order, by those of points that are nearer to (x, y, z).
+    best: Any,
+    limit: int,
+    beyond: int,
+    memory: _Memory,
+) -> Any:
+    """Return a list with its keys replaced by those of points that are nearer to (x, y, z).
 
-    A key is the bits of a squared distance, then the row: as numbers keys are as their distances,
-    and all are different. A box is skipped only if all in it is farther than what was found, also
-    after rounding: its distance is computed as a point's is, step by step from nothing greater.
+    The greatest of its keys is `limit`. Points whose keys are not beyond another one are left out.
 
-    The last four are working memory: (_LEAF + 1,) squared distances and their bits, where the last
-    place makes a number of the bits in a key; the nodes that are still to be visited, and the
-    squared distances of their boxes.
+    Boxes are visited nearest first, and skipped only if all in them is farther than what was found,
+    also after rounding: their distance is computed as a point's is, step by step from nothing
+    greater.
     """
-    bits[_LEAF] = best[0] >> 32
-    bound = squared[_LEAF]
-    node, distance, num_waiting = 1, np.float32(0), 0
+    boxes, points, rows = tree
+    waiting, places = memory.waiting, memory.places
+    num_inner = len(boxes) // 6
+    first_child = _first_child(num_inner, len(rows))
+    bound = square_of(limit)
+    level, place, first, node = 0, 0, 0, 0
     while True:
-        while node < len(rows) and distance <= bound:
-            first, second = _outside(boxes, node, 0, x, y, z), _outside(boxes, node, 6, x, y, z)
-            node *= 2
-            other = node + 1
-            if second < first:
-                node, other, first, second = other, node, second, first
-            distance = first
-            waiting[num_waiting], outside[num_waiting] = other, second
-            num_waiting += 1 if second <= bound else 0
-        if distance <= bound:
-            leaf = node - len(rows)
-            for slot in range(_LEAF):
-                dx, dy = points[leaf, 0, slot] - x, points[leaf, 1, slot] - y
-                dz = points[leaf, 2, slot] - z
-                squared[slot] = dx * dx + dy * dy + dz * dz
-            near = at_most(squared, bound)
-            while near:
-                place = np.int64(lowest_bit(near))
-                near = np.uint32(near & (near - np.uint32(1)))
-                key = np.int64(bits[place]) << 32 | np.int64(rows[leaf, place])
-                if key < best[0]:
-                    _insert(best, key)
-                    bits[_LEAF] = best[0] >> 32
-                    bound = squared[_LEAF]
-        if num_waiting == 0:
-            return
-        num_waiting -= 1
-        node, distance = waiting[num_waiting], outside[num_waiting]
+        if node < num_inner:
+            squares = _to_boxes(boxes, node, x, y, z)
+            children, near = filled(np.int32(NO_NUMBER), _WIDTH, _WIDTH), at_most(squares, bound)
+            children = _with_some(children, short(squares), near, memory.children)
+            places[level, 0], places[level, 1] = place, first
+            level += 1
+            place, first = level * _KEPT, first_child + _WIDTH * node
+            store(children, waiting, place)
+        else:
+            leaf = node - num_inner
+            squares = _to_points(points, leaf, x, y, z)
+            found = with_row(squares, rows, leaf)
+            near = np.uint32(at_most(squares, bound) & greater(found, beyond))
+            best = _with_some(best, found, near, memory.points)
+            limit = greatest(best)
+            bound = square_of(limit)
+        while waiting[place] > (limit >> 32 | _WIDTH - 1):
+            if level == 0:
+                return best
+            level -= 1
+            place, first = places[level, 0], places[level, 1]
+        node = first + (waiting[place] & _WIDTH - 1)
+        place += 1
 
 
 @compiled_njit(inline="always")
 @no_type_check
-def _insert(best: np.ndarray, key: int) -> None:
-    """Put a key in its place and drop the first one, the greatest.
+def _answer(
+    tree: Tree,
+    queries: np.ndarray,
+    reach: np.ndarray,
+    start: int,
+    end: int,
+    width: int,
+    indices: np.ndarray,
+    distances: np.ndarray,
+) -> None:
+    """Fill in the nearest points of a block of queries: as many as a list holds, then the next."""
+    tree = Tree(tree.boxes.reshape(-1, _WIDTH), tree.points.reshape(-1, _LEAF), tree.rows)
+    waiting = np.full(_LEVELS * _KEPT, NO_NUMBER, np.int32)
+    keys, places = np.empty(_LEAF, np.int64), np.empty((_LEVELS, 2), np.int64)
+    memory = _Memory(keys, np.empty(_WIDTH, np.int32), waiting, places)
+    told = np.full(_BLOCK, LEAST, np.int64)  # each query's last key
+    # Beyond the reach by more than rounding: distances themselves are compared when told.
+    most = farthest(reach[0] * reach[0] * _ROUNDING)
+    num_found = indices.shape[1]
+    for column in range(0, num_found, width):
+        count = min(width, num_found - column)
+        before_x, before_y, before_z = np.float32(0), np.float32(0), np.float32(0)
+        radius = np.float32(np.inf)
+        for query in range(start, end):
+            x, y, z = queries[query, 0], queries[query, 1], queries[query, 2]
+            best, limit = filled(most, count, width), reach[0]
+            if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
+                dx, dy, dz = x - before_x, y - before_y, z - before_z
+                bound = radius + np.sqrt(dx * dx + dy * dy + dz * dz) + _UNDERFLOW
+                bound = min(farthest(bound * bound * _ROUNDING), most)
+                best, beyond = filled(bound, count, width), told[query - start]
+                best = _find(tree, x, y, z, best, bound, beyond, memory)
+                before_x, before_y, before_z = x, y, z
+                last = greatest(best)
+                radius = np.sqrt(square_of(last))
+                told[query - start] = last if last & NO_NUMBER != NO_NUMBER else GREATEST
+                store(best, keys, 0)
+                if column == 0 and np.sqrt(square_of(keys[width - count])) > reach[1]:
+                    told[query - start], limit = GREATEST, np.float32(-1)
+            tell(best, count, limit, indices, distances, query, column)
 
-    Written so that no step waits for another: key i becomes the median of itself, its successor
-    and the new key. The last of `best` is less than any key.
-    """
-    for block in range(0, len(best) - 1, _KEYS):
-        for place in range(_KEYS):
-            lesser, after = best[block + place], best[block + place + 1]
-            lesser = lesser if lesser < key else key
-            best[block + place] = lesser if lesser > after else after
 
-
-@compiled_njit(inline="always")
+@compiled_njit()
 @no_type_check
-def _farthest(squared_m: np.float32, number: np.ndarray, bits: np.ndarray) -> np.int64:
-    """Return the greatest key of a squared distance; the last two are working memory."""
-    number[0] = squared_m
-    return np.int64(bits[0]) << 32 | np.int64(_NO_ROW)
+def _answer_few(
+    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int,
+    indices: np.ndarray, distances: np.ndarray,
+) -> None:  # fmt: skip
+    _answer(tree, queries, reach, start, end, _FEW, indices, distances)
+
+
+@compiled_njit()
+@no_type_check
+def _answer_many(
+    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int,
+    indices: np.ndarray, distances: np.ndarray,
+) -> None:  # fmt: skip
+    _answer(tree, queries, reach, start, end, _MANY, indices, distances)
 
 
 @exact_parallel_njit()
@@ -224,45 +344,14 @@ def nearest(
     `reach` holds the greatest distance of a point, and that of a query's nearest one, beyond which
     the query finds nothing, as one that is no number does.
     """
-    boxes, points, rows = tree
-    num_queries, num_found = indices.shape
+    num_queries = len(queries)
     # What follows each other costs alike, as the rays of a row of pixels do: a thread's blocks are
     # from all over.
     rounds = -(-num_queries // (_BLOCK * _TURNS))
     for number in prange(rounds * _TURNS):
         block = number % rounds * _TURNS + number // rounds
-        # The greatest key first. What fills the last vector, and ends it, is less than any key.
-        best = np.empty(-(-num_found // _KEYS) * _KEYS + 1, np.int64)
-        best[num_found:] = _LEAST
-        squared = np.empty(_LEAF + 1, np.float32)
-        waiting, outside = np.empty(64, np.int64), np.empty(64, np.float32)
-        bits = squared.view(np.int32)
-        # Beyond the reach by more than rounding: distances themselves are compared below.
-        beyond = _farthest(reach[0] * reach[0] * _ROUNDING, squared, bits)
-        before = np.zeros(3, np.float32)
-        farthest = np.float32(np.inf)
-        for query in range(block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)):
-            x, y, z = queries[query, 0], queries[query, 1], queries[query, 2]
-            best[:num_found] = beyond
-            if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
-                dx, dy, dz = x - before[0], y - before[1], z - before[2]
-                bound = farthest + np.sqrt(dx * dx + dy * dy + dz * dz) + _UNDERFLOW
-                bound = _farthest(bound * bound * _ROUNDING, squared, bits)
-                best[:num_found] = min(bound, beyond)
-                _find(boxes, points, rows, x, y, z, best, squared, bits, waiting, outside)
-                before[0], before[1], before[2] = x, y, z
-                bits[0] = best[0] >> 32
-                farthest = np.sqrt(squared[0])
-            limit = reach[0]
-            for place in range(num_found):
-                key = best[num_found - 1 - place]
-                bits[0] = key >> 32
-                distance = np.sqrt(squared[0])
-                if place == 0 and distance > reach[1]:
-                    limit = np.float32(-1)
-                if key & _NO_ROW != _NO_ROW and distance <= limit and distance < np.inf:
-                    indices[query, place] = key & _NO_ROW
-                    distances[query, place] = distance
-                else:
-                    indices[query, place] = 0
-                    distances[query, place] = np.inf
+        start, end = block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)
+        if start < end and indices.shape[1] <= _FEW:
+            _answer_few(tree, queries, reach, start, end, indices, distances)
+        elif start < end:
+            _answer_many(tree, queries, reach, start, end, indices, distances)

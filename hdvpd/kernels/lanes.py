@@ -7,40 +7,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 32
-"""Numbers that are compared at once."""
 COLUMNS = 16
 """Columns that are summed at once."""
 
 
 @intrinsic
-def at_most(typing: Any, numbers: Any, bound: Any) -> Any:
-    """Return a bit for each of the first `LANES` numbers of an array: whether it is <= bound.
-
-    A loop that looks at each result in turn waits for a guess of the processor every time.
-    """
-    del typing
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector, word = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        left = builder.load(builder.bitcast(array.data, vector.as_pointer()), align=4)
-        right = everywhere(builder, arguments[1], LANES)
-        return builder.bitcast(builder.fcmp_ordered("<=", left, right), word)
-
-    return types.uint32(numbers, bound), generate
-
-
-@intrinsic
 def lowest_bit(typing: Any, bits: Any) -> Any:
     """Return the place of the lowest bit that is set; one must be."""
-    del typing
+    del typing, bits
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context, signature
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int32(bits), generate
+    return types.int32(types.uint32), generate
 
 
 @intrinsic
@@ -89,3 +69,10 @@ def everywhere(builder: Any, number: Any, lanes: int) -> Any:
     first = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     return builder.shuffle_vector(first, undefined, zeros)
+
+
+def bits_of(builder: Any, answers: Any) -> Any:
+    """Generate code for a word of as many bits as a vector has answers, up to 32."""
+    width = answers.type.count
+    bits = builder.bitcast(answers, ir.IntType(width))
+    return bits if width == 32 else builder.zext(bits, ir.IntType(32))

@@ -178,6 +178,19 @@ def root(typing: Any, vector: Any) -> Any:
 
 
 @intrinsic
+def squared_length(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """Return x x + y y + z z of vectors, each step rounded by itself as numba rounds numbers."""
+    del typing
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        x, y, z = (builder.fmul(side, side) for side in arguments)
+        return builder.fadd(builder.fadd(x, y), z)
+
+    return x(x, y, z), generate
+
+
+@intrinsic
 def where_positive(typing: Any, condition: Any, vector: Any) -> Any:
     """Return a vector with 0 in place of its numbers where those of a condition are not > 0."""
     del typing
@@ -189,6 +202,23 @@ def where_positive(typing: Any, condition: Any, vector: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", condition, zeros), vector, zeros)
 
     return vector(condition, vector), generate
+
+
+@intrinsic
+def at_most(typing: Any, vector: Any, bound: Any) -> Any:
+    """Return a bit for each of up to 32 numbers of a vector: whether it is <= bound.
+
+    A loop that looks at each result in turn waits for a guess of the processor every time.
+    """
+    del typing, bound
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context
+        vector, bound = arguments
+        bound = lanes.everywhere(builder, bound, signature.args[0].width)
+        return lanes.bits_of(builder, builder.fcmp_ordered("<=", vector, bound))
+
+    return types.uint32(vector, types.float32), generate
 
 
 @intrinsic
