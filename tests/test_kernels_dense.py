@@ -111,6 +111,20 @@ def test_layers_and_gradients_equal_formulas_in_float64(form, rows):
     assert_near(found, in_float64(plain, arguments, bar))
 
 
+# Columns: less than a vector, all of one, of one or two and some of the next.
+@pytest.mark.parametrize("columns", [1, 3, 16, 17, 32, 33, 64, 100])
+@pytest.mark.parametrize("form", ["norm", "mlp"])
+def test_rows_may_have_any_number_of_columns(form, columns):
+    host, plain, _ = FORMS[form]
+    shapes = [(300, columns), (columns,), (columns,), (columns, 50), (50,)]
+    if form == "mlp":
+        shapes += [(50, columns), (columns,)]
+    *arguments, bar = random(*shapes, (300, *shapes[-1]))
+    arguments[3] /= np.sqrt(columns)  # as for "mlp" above
+    found = jax.jit(functools.partial(result_and_gradients, host))(arguments, bar)
+    assert_near(found, in_float64(plain, arguments, bar))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 # Columns of a head: some of a vector, all of one, all of two, of one and some of the next.
 @pytest.mark.parametrize(("heads", "each"), [(1, 8), (4, 2), (3, 12), (4, 16), (2, 32), (2, 20)])
@@ -124,6 +138,12 @@ def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, each
     assert_near(found, in_float64(plain, [together], bar))
     if share == 0:
         assert all((x == 0).all() for x in found)
+
+
+def test_no_rows_have_no_gradient():
+    arguments = random((0, 12), (12,), (12,), (12, 5), (5,))
+    found = result_and_gradients(host_norm_dense, arguments, np.ones((0, 5), np.float32))
+    assert all((x == 0).all() for x in found)
 
 
 def test_a_constant_row_has_a_finite_gradient():

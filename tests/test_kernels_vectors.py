@@ -9,6 +9,7 @@ from numba import njit
 
 from hdvpd.kernels.vectors import (
     at_most,
+    before,
     everywhere,
     larger,
     load,
@@ -57,17 +58,19 @@ def copied_before(end, array, result):
     row = load_before(end, array, 1, 2, NARROW)
     store_before(end, row + np.float32(1), result, 0, 2)
     store(where_positive(row, row + np.float32(1)), result, 1, 2)
+    store(before(end, row + np.float32(1), 2), result, 2, 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, NARROW, NARROW + 3])
 def test_a_part_of_a_row_is_read_and_written_and_nothing_behind_it(count):
-    array, result = rows(2), np.full((2, WIDTH), 7.0, np.float32)
+    array, result = rows(2), np.full((3, WIDTH), 7.0, np.float32)
     copied_before(2 + count, array, result)
     expected, there = np.full_like(result, 7.0), min(count, NARROW)
     expected[0, 2 : 2 + there] = array[1, 2 : 2 + there] + 1
     row = np.zeros(NARROW, np.float32)
     row[:there] = array[1, 2 : 2 + there]
     expected[1, 2 : 2 + NARROW] = np.where(row > 0, row + 1, 0)
+    expected[2, 2 : 2 + NARROW] = np.where(np.arange(NARROW) < count, row + 1, 0)
     np.testing.assert_array_equal(result, expected)
 
 

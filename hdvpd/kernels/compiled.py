@@ -96,15 +96,6 @@ def clear(array: np.ndarray) -> None:
 
 @fast_njit()
 @no_type_check
-def add_rows(rows: np.ndarray, total: np.ndarray) -> None:
-    """Add all rows to a total."""
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            total[column] += rows[row, column]
-
-
-@fast_njit()
-@no_type_check
 def add_parts(parts: np.ndarray, total: np.ndarray) -> None:
     """Fill in the sum along the first axis, by one thread.
 

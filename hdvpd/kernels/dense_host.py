@@ -10,8 +10,9 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, clear, copy_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, clear, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.host import each
+from hdvpd.kernels.rows_host import add_rows, add_to, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
@@ -78,15 +79,16 @@ def _forward(
     """
     rows = x.shape[0]
     parts = parts_of(rows)
+    inner_kernel, inner_bias = scaled(norm, kernel), shifted(norm, kernel, bias)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((AT_ONCE, x.shape[1]), np.float32)
+        whole, factors = np.empty((AT_ONCE, x.shape[1]), np.float32), np.empty(AT_ONCE, np.float32)
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            block = space[: end - begin]
-            prepare(x[begin:end], norm, epsilon, block)
-            begin_with(residual[begin:end], bias, result[begin:end])
-            add_product(block, kernel, 1, result[begin:end])
+            space, coming = whole[: end - begin], result[begin:end]
+            block = prepare(x[begin:end], norm, epsilon, space, factors, coming)
+            add_product(block, inner_kernel, 0, result[begin:end])
+            add_to(result[begin:end], residual[begin:end], inner_bias)
 
 
 @parallel_njit()
@@ -105,26 +107,25 @@ def _backward(
     """Do what `backward` does; shapes are those of `_forward`."""
     rows = x.shape[0]
     parts = parts_of(rows)
+    inner_kernel = scaled(norm, kernel)
     kernel_bars = np.empty((parts, kernel.shape[0], kernel.shape[1]), np.float32)
-    norm_bars = np.empty((parts, 2, norm.shape[1]), np.float32)
-    bias_bars = np.empty((parts, bias_bar.shape[0]), np.float32)
+    bias_bars = np.empty((parts, 1, bias_bar.shape[0]), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((AT_ONCE, x.shape[1]), np.float32)
+        whole, factors = np.empty((AT_ONCE, x.shape[1]), np.float32), np.empty(AT_ONCE, np.float32)
         clear(kernel_bars[part])
-        clear(norm_bars[part])
         clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            block = space[: end - begin]
-            prepare(x[begin:end], norm, epsilon, block)
+            space, coming = whole[: end - begin], x[end:]
+            block = prepare(x[begin:end], norm, epsilon, space, factors, coming)
             add_transposed_product(block, result_bar[begin:end], 1, kernel_bars[part])
             add_rows(result_bar[begin:end], bias_bars[part])
-            add_product_transposed(result_bar[begin:end], kernel, 0, block)
-            undo(x[begin:end], norm, epsilon, block, x_bar[begin:end], norm_bars[part])
+            add_product_transposed(result_bar[begin:end], inner_kernel, 0, x_bar[begin:end])
+            undo(norm, block, factors, x_bar[begin:end])
     add_all_parts(kernel_bars, kernel_bar)
-    add_parts(norm_bars, norm_bar)
     add_parts(bias_bars, bias_bar)
+    to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar)
 
 
 @parallel_njit()
@@ -140,76 +141,76 @@ def add_all_parts(parts: np.ndarray, total: np.ndarray) -> None:
         add_parts(parts, total)
 
 
-@fast_njit()
-@no_type_check
-def begin_with(residual, bias, result):
-    """Fill in residual + bias; (0, n) is no residual."""
-    if residual.shape[0]:
-        for row in range(result.shape[0]):
-            for column in range(result.shape[1]):
-                result[row, column] = residual[row, column] + bias[column]
-    else:
-        for row in range(result.shape[0]):
-            for column in range(result.shape[1]):
-                result[row, column] = bias[column]
+# A norm's scale and offset are those of the layer's kernel and bias: what is done for every row is
+# less, and the sums over rows of which their gradients are made are those for kernel and bias.
 
 
 @fast_njit()
 @no_type_check
-def prepare(x, norm, epsilon, block):
-    """Fill a block of rows with what the layer multiplies."""
-    columns = x.shape[1]
+def scaled(norm, kernel):
+    """Return the kernel for rows normed without scale."""
+    result = np.empty(kernel.shape, np.float32)
+    for row in range(kernel.shape[0]):
+        factor = norm[0, row] if norm.shape[1] else np.float32(1)
+        for column in range(kernel.shape[1]):
+            result[row, column] = factor * kernel[row, column]
+    return result
+
+
+@fast_njit()
+@no_type_check
+def shifted(norm, kernel, bias):
+    """Return the bias, (1, n), for rows normed without offset."""
+    result = np.empty((1, bias.shape[0]), np.float32)
+    copy_rows(bias.reshape(1, -1), result)
+    for row in range(norm.shape[1]):
+        for column in range(bias.shape[0]):
+            result[0, column] += norm[1, row] * kernel[row, column]
+    return result
+
+
+@fast_njit()
+@no_type_check
+def to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar):
+    """Turn the cotangent of `scaled` into the kernel's, and fill in the norm's.
+
+    Args:
+      norm: as of `_forward`.
+      kernel: likewise.
+      bias_bar: cotangent of bias, and of `shifted`.
+      kernel_bar: cotangent of `scaled`.
+      norm_bar: gets that of the norm.
+    """
+    for row in range(norm.shape[1]):
+        scale_bar, offset_bar = np.float32(0), np.float32(0)
+        for column in range(kernel.shape[1]):
+            scale_bar += kernel[row, column] * kernel_bar[row, column]
+            offset_bar += kernel[row, column] * bias_bar[column]
+        norm_bar[0, row], norm_bar[1, row] = scale_bar, offset_bar
+        for column in range(kernel.shape[1]):
+            inner = norm[0, row] * kernel_bar[row, column]
+            kernel_bar[row, column] = inner + norm[1, row] * bias_bar[column]
+
+
+@fast_njit()
+@no_type_check
+def prepare(x, norm, epsilon, space, factors, coming):
+    """Return rows that are to be multiplied: x itself, or its normed rows, which get the space.
+
+    See `normalize` for the other arguments.
+    """
     if norm.shape[1]:
-        for row in range(x.shape[0]):
-            mean, factor = _moments(x[row], epsilon)
-            for column in range(columns):
-                normed = (x[row, column] - mean) * factor
-                block[row, column] = normed * norm[0, column] + norm[1, column]
-    else:
-        copy_rows(x, block)
+        normalize(x, epsilon, space, factors, coming)
+        return space
+    return x
 
 
 @fast_njit()
 @no_type_check
-def undo(x, norm, epsilon, bar, x_bar, norm_bar):
-    """Fill in the cotangent of rows from that of a block, which is used up."""
-    columns = x.shape[1]
+def undo(norm, block, factors, bar):
+    """Turn cotangents of what `prepare` returns into those of x."""
     if norm.shape[1]:
-        normed = np.empty(columns, np.float32)
-        for row in range(x.shape[0]):
-            mean, factor = _moments(x[row], epsilon)
-            for column in range(columns):
-                normed[column] = (x[row, column] - mean) * factor
-            for column in range(columns):
-                norm_bar[0, column] += bar[row, column] * normed[column]
-            for column in range(columns):
-                norm_bar[1, column] += bar[row, column]
-            total, along = np.float32(0), np.float32(0)
-            for column in range(columns):
-                bar[row, column] *= norm[0, column]
-            for column in range(columns):
-                total += bar[row, column]
-                along += bar[row, column] * normed[column]
-            total, along = total / np.float32(columns), along / np.float32(columns)
-            for column in range(columns):
-                inner = bar[row, column] - total - normed[column] * along
-                x_bar[row, column] = factor * inner
-    else:
-        copy_rows(bar, x_bar)
-
-
-@fast_njit()
-@no_type_check
-def _moments(row, epsilon):
-    """Return mean and 1 / deviation."""
-    total = np.float32(0)
-    for column in range(row.shape[0]):
-        total += row[column]
-    mean = total / np.float32(row.shape[0])
-    squares = np.float32(0)
-    for column in range(row.shape[0]):
-        squares += (row[column] - mean) * (row[column] - mean)
-    return mean, np.float32(1) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+        undo_normalize(block, factors, block[:0], bar)
 
 
 @fast_njit()

@@ -1,4 +1,4 @@
-"""GELU for compiled host code, in operations of which compilers make vectors.
+"""GELU for compiled host code, of numbers in loops or of vectors.
 
 The form of `jax.nn.gelu`: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). tanh is the rational
 approximation of Eigen and XLA (unsupported/../MathFunctionsImpl.h, generic_fast_tanh_float), within
@@ -10,9 +10,12 @@ from typing import no_type_check
 import numpy as np
 
 from hdvpd.kernels.compiled import inlined_njit
+from hdvpd.kernels.vectors import within
 
 _F = np.float32
-_SCALE, _CUBE, _THREE, _HALF, _ONE = _F(0.7978845608), _F(0.044715), _F(0.134145), _F(0.5), _F(1)
+_HALF, _ONE = _F(0.5), _F(1)
+# sqrt(2 / pi), and that times 0.044715 and three times that.
+_SCALE, _CUBE, _THREE = _F(0.7978845608), _F(0.0356774081), _F(0.1070322244)
 _LARGEST = _F(7.90531110763549805)
 _P1, _P3, _P5, _P7 = (
     _F(4.89352455891786e-3),
@@ -32,9 +35,8 @@ _Q0, _Q2, _Q4, _Q6 = (
 @inlined_njit()
 @no_type_check
 def tanh(x):
-    """Return tanh of a number."""
-    x = x if x < _LARGEST else _LARGEST
-    x = x if x > -_LARGEST else -_LARGEST
+    """Return tanh of a number or vector."""
+    x = within(x, _LARGEST)
     y = x * x
     p = _P1 + y * (_P3 + y * (_P5 + y * (_P7 + y * (_P9 + y * (_P11 + y * _P13)))))
     return x * p / (_Q0 + y * (_Q2 + y * (_Q4 + y * _Q6)))
@@ -43,8 +45,9 @@ def tanh(x):
 @inlined_njit()
 @no_type_check
 def gelu(x):
-    """Return GELU of a number."""
-    return _HALF * x * (_ONE + tanh(_SCALE * x * (_ONE + _CUBE * x * x)))
+    """Return GELU of a number or vector."""
+    half = _HALF * x
+    return half + half * tanh(x * (_SCALE + _CUBE * (x * x)))
 
 
 @inlined_njit()
@@ -58,7 +61,7 @@ def gelu_slope(x):
 @no_type_check
 def gelu_and_slope(x):
     """Return GELU and its derivative."""
-    bent = tanh(_SCALE * x * (_ONE + _CUBE * x * x))
-    inner = _SCALE * (_ONE + _THREE * x * x)
-    half = _HALF * (_ONE + bent)
-    return half * x, half + _HALF * x * (_ONE - bent * bent) * inner
+    square, half = x * x, _HALF * x
+    bent = tanh(x * (_SCALE + _CUBE * square))
+    inner = _SCALE + _THREE * square
+    return half + half * bent, _HALF + _HALF * bent + half * (_ONE - bent * bent) * inner

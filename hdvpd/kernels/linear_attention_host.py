@@ -10,16 +10,16 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, clear, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, clear, fast_njit, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, parts_of
 from hdvpd.kernels.host import each
+from hdvpd.kernels.rows_host import add_rows, announce
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
     add_transposed_product,
 )
 from hdvpd.kernels.vectors import (
-    bring_near,
     everywhere,
     load_before,
     store_before,
@@ -92,7 +92,7 @@ def _forward(
             end = min(begin + AT_ONCE, last)
             keys = space[: end - begin]
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
-            add_rows(keys, totals[part])
+            add_rows(keys, totals[part : part + 1])
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
@@ -197,7 +197,7 @@ def _weighted_keys(qkv, share, least, keys):
     little = everywhere(least, _WIDTH)
     for row in range(keys.shape[0]):
         # With the values, which come next.
-        _announce(qkv, row + _AHEAD, width, 3 * width)
+        announce(qkv, row + _AHEAD, width, 3 * width)
         weight = everywhere(share[row], _WIDTH)
         for column in range(0, width, _WIDTH):
             key = load_before(2 * width, qkv, row, width + column, _WIDTH)
@@ -214,8 +214,8 @@ def _divided_queries(qkv, least, total, next_rows, queries, inverses):
     heads, width = total.shape
     scale, little = everywhere(np.float32(1 / np.sqrt(width)), _WIDTH), everywhere(least, _WIDTH)
     for row in range(queries.shape[0]):
-        _announce(qkv, row + _AHEAD, 0, heads * width)
-        _announce(next_rows, row, 0, heads * width)
+        announce(qkv, row + _AHEAD, 0, heads * width)
+        announce(next_rows, row, 0, heads * width)
         for head in range(heads):
             first, end = head * width, (head + 1) * width
             products = everywhere(np.float32(0), _WIDTH)
@@ -255,7 +255,7 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
     heads, width = total.shape
     scale = np.float32(1 / np.sqrt(width))
     for row in range(queries.shape[0]):
-        _announce(qkv_bar, row + _AHEAD, 0, heads * width)
+        announce(qkv_bar, row + _AHEAD, 0, heads * width)
         for head in range(heads):
             first, end = head * width, (head + 1) * width
             products = everywhere(np.float32(0), _WIDTH)
@@ -281,7 +281,7 @@ def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
     """Fill in the cotangent of keys from that of weighted keys, which lacks the total's part."""
     heads, width = total_bar.shape
     for row in range(bar.shape[0]):
-        _announce(qkv_bar, row + _AHEAD, heads * width, 2 * heads * width)
+        announce(qkv_bar, row + _AHEAD, heads * width, 2 * heads * width)
         weight = everywhere(share[row], _WIDTH)
         for head in range(heads):
             first, end = (heads + head) * width, (heads + head + 1) * width
@@ -291,11 +291,3 @@ def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
                 key_bar = weight * (key_bar + load_before(width, total_bar, head, column, _WIDTH))
                 passed = where_positive(load_before(end, qkv, row, first + column, _WIDTH), key_bar)
                 store_before(end, passed, qkv_bar, row, first + column)
-
-
-@fast_njit()
-@no_type_check
-def _announce(rows, row, first, end):
-    """Let columns be brought near; there need not be such a row."""
-    for column in range(first, end, _WIDTH):
-        bring_near(rows, row, column)

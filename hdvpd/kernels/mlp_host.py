@@ -10,17 +10,17 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, add_rows, clear, fast_njit, parallel_njit
-from hdvpd.kernels.dense_host import (
-    AT_ONCE,
-    add_all_parts,
-    begin_with,
-    parts_of,
-    prepare,
-    undo,
-)
-from hdvpd.kernels.gelu import gelu, gelu_and_slope
+from hdvpd.kernels.compiled import add_parts, clear, parallel_njit
+from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
 from hdvpd.kernels.host import each
+from hdvpd.kernels.rows_host import (
+    add_rows,
+    add_to,
+    bend,
+    bend_and_undo,
+    normalize,
+    undo_normalize,
+)
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
@@ -74,20 +74,21 @@ def _forward(
     """
     rows, width, inner = x.shape[0], x.shape[1], bias_in.shape[0]
     parts = parts_of(rows)
+    inner_kernel, inner_bias = scaled(norm, kernel_in), shifted(norm, kernel_in, bias_in)
+    outer_bias = bias_out.reshape(1, -1)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         normed_space = np.empty((AT_ONCE, width), np.float32)
         hidden_space = np.empty((AT_ONCE, inner), np.float32)
-        nothing = np.empty((0, inner), np.float32)
+        factors = np.empty(AT_ONCE, np.float32)
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
             normed, hidden = normed_space[: end - begin], hidden_space[: end - begin]
-            prepare(x[begin:end], norm, epsilon, normed)
-            begin_with(nothing, bias_in, hidden)
-            add_product(normed, kernel_in, 1, hidden)
-            _bend(hidden)
-            begin_with(x[begin:end], bias_out, result[begin:end])
-            add_product(hidden, kernel_out, 1, result[begin:end])
+            normalize(x[begin:end], epsilon, normed, factors, result[begin:end])
+            add_product(normed, inner_kernel, 0, hidden)
+            bend(hidden, inner_bias)
+            add_product(hidden, kernel_out, 0, result[begin:end])
+            add_to(result[begin:end], x[begin:end], outer_bias)
 
 
 @parallel_njit()
@@ -110,17 +111,16 @@ def _backward(
     """Do what `backward` does; shapes are those of `_forward`."""
     rows, width, inner = x.shape[0], x.shape[1], bias_in.shape[0]
     parts = parts_of(rows)
-    norm_bars = np.empty((parts, 2, width), np.float32)
+    inner_kernel, inner_bias = scaled(norm, kernel_in), shifted(norm, kernel_in, bias_in)
     kernel_in_bars = np.empty((parts, width, inner), np.float32)
-    bias_in_bars = np.empty((parts, inner), np.float32)
+    bias_in_bars = np.empty((parts, 1, inner), np.float32)
     kernel_out_bars = np.empty((parts, inner, width), np.float32)
-    bias_out_bars = np.empty((parts, width), np.float32)
+    bias_out_bars = np.empty((parts, 1, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
         normed_space = np.empty((AT_ONCE, width), np.float32)
-        spaces = np.empty((3, AT_ONCE, inner), np.float32)
-        nothing = np.empty((0, inner), np.float32)
-        clear(norm_bars[part])
+        spaces = np.empty((2, AT_ONCE, inner), np.float32)
+        factors = np.empty(AT_ONCE, np.float32)
         clear(kernel_in_bars[part])
         clear(bias_in_bars[part])
         clear(kernel_out_bars[part])
@@ -128,59 +128,18 @@ def _backward(
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
             normed, bar = normed_space[: end - begin], result_bar[begin:end]
-            hidden, slope = spaces[0, : end - begin], spaces[1, : end - begin]
-            hidden_bar = spaces[2, : end - begin]
-            prepare(x[begin:end], norm, epsilon, normed)
-            begin_with(nothing, bias_in, hidden)
-            add_product(normed, kernel_in, 1, hidden)
-            _bend_with_slope(hidden, slope)
+            hidden, hidden_bar = spaces[0, : end - begin], spaces[1, : end - begin]
+            normalize(x[begin:end], epsilon, normed, factors, bar)
+            add_product(normed, inner_kernel, 0, hidden)
+            add_product_transposed(bar, kernel_out, 0, hidden_bar)
+            bend_and_undo(hidden, inner_bias, hidden_bar, bias_in_bars[part])
             add_transposed_product(hidden, bar, 1, kernel_out_bars[part])
             add_rows(bar, bias_out_bars[part])
-            add_product_transposed(bar, kernel_out, 0, hidden_bar)
-            _scale(slope, hidden_bar)
             add_transposed_product(normed, hidden_bar, 1, kernel_in_bars[part])
-            add_rows(hidden_bar, bias_in_bars[part])
-            add_product_transposed(hidden_bar, kernel_in, 0, normed)
-            undo(x[begin:end], norm, epsilon, normed, x_bar[begin:end], norm_bars[part])
-            _add(bar, x_bar[begin:end])
-    add_parts(norm_bars, norm_bar)
+            add_product_transposed(hidden_bar, inner_kernel, 0, x_bar[begin:end])
+            undo_normalize(normed, factors, bar, x_bar[begin:end])
     add_all_parts(kernel_in_bars, kernel_in_bar)
     add_parts(bias_in_bars, bias_in_bar)
+    to_norm(norm, kernel_in, bias_in_bar, kernel_in_bar, norm_bar)
     add_all_parts(kernel_out_bars, kernel_out_bar)
     add_parts(bias_out_bars, bias_out_bar)
-
-
-@fast_njit()
-@no_type_check
-def _bend(rows):
-    """Replace numbers by their GELU."""
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            rows[row, column] = gelu(rows[row, column])
-
-
-@fast_njit()
-@no_type_check
-def _bend_with_slope(rows, slope):
-    """Replace numbers by their GELU, and fill in its derivative."""
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            bent, its_slope = gelu_and_slope(rows[row, column])
-            rows[row, column] = bent
-            slope[row, column] = its_slope
-
-
-@fast_njit()
-@no_type_check
-def _scale(factors, rows):
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            rows[row, column] *= factors[row, column]
-
-
-@fast_njit()
-@no_type_check
-def _add(rows, sums):
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            sums[row, column] += rows[row, column]

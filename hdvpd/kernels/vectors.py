@@ -135,6 +135,20 @@ def store_before(typing: Any, end: Any, vector: Any, rows: Any, row: Any, column
 
 
 @intrinsic
+def before(typing: Any, end: Any, vector: Any, column: Any) -> Any:
+    """Return a vector of numbers from a column on, with zeros from column `end` on."""
+    del typing, end, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context
+        end, vector, column = arguments
+        _, there = _before(builder, end, column, signature.return_type.width)
+        return builder.select(there, vector, _repeated(0.0, vector.type))
+
+    return vector(types.int64, vector, types.int64), generate
+
+
+@intrinsic
 def bring_near(typing: Any, rows: Any, row: Any, column: Any) -> Any:
     """Let the processor fetch a cache line, if there is such a place in memory."""
     del typing, row, column
@@ -235,14 +249,16 @@ def larger(typing: Any, one: Any, other: Any) -> Any:
 
 @intrinsic
 def within(typing: Any, vector: Any, bound: Any) -> Any:
-    """Return a vector whose numbers are brought to -bound and bound from outside."""
+    """Return a vector, or number, that is brought to -bound and bound from outside."""
     del typing
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context
         number, most = arguments
+        kind = signature.return_type
         for sign, side in (("<", most), (">", builder.fneg(most))):
-            end = lanes.everywhere(builder, side, signature.return_type.width)
+            vector = isinstance(kind, _Vector)
+            end = lanes.everywhere(builder, side, kind.width) if vector else side
             # What is no number stays so.
             number = builder.select(builder.fcmp_ordered(sign, end, number), end, number)
         return number
