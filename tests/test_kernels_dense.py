@@ -14,6 +14,7 @@ from hdvpd.encoders import unet
 from hdvpd.kernels import convolution, dense, linear_attention_host, onednn
 from hdvpd.kernels.dense import (
     dense_added,
+    dense_gelu,
     norm_dense,
     norm_mlp_added,
     on_host,
@@ -70,6 +71,11 @@ FORMS = {
         dense_added,
         lambda r, x, w, b: r + x @ w + b[None],
         lambda t: [(t, 9), (t, 16), (16, 9), (9,)],
+    ),
+    "gelu": (
+        lambda x, w, b: dense_gelu(x / 4, w, b),
+        lambda x, w, b: gelu(x / 4 @ w + b[None]),
+        lambda t: [(t, 12), (12, 20), (20,)],
     ),
     # Numbers as large as a norm's: where GELU's slope is flat, rounding is much of what is left.
     "mlp": (

@@ -13,10 +13,10 @@ from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import Linear
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.dynamics.carrying import nearest_points
-from hdvpd.dynamics.dense import applied
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.dense import on_host
+from hdvpd.kernels.layers import applied
 from hdvpd.kernels.neighbors import Backend, knn
 from hdvpd.kernels.point_edges import WIDTH, attend_to_points
 

@@ -25,10 +25,10 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
-from hdvpd.dynamics.dense import added, normed
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.dense import on_host, relu_attention
+from hdvpd.kernels.layers import added, normed
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray, PRNGKey
 from hdvpd.config import ModelConfig
 from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, require
-from hdvpd.dynamics.dense import added, normed
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.layers import added, normed
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from hdvpd.config import AbstractDynamicsSettings, ModelConfig, SceneSpec
 from hdvpd.config.parts import LOCAL_LAYERS
 from hdvpd.config.settings import Count
 from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
-from hdvpd.dynamics.dense import mlp_added
 from hdvpd.dynamics.global_attention import GlobalAttention, GlobalAttentionSettings
 from hdvpd.dynamics.graph_attention import GraphAttentionSettings
 from hdvpd.dynamics.local_layer import AbstractLocalSettings
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.tokens import ReadOut, Tokens
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.layers import mlp_added
 
 LocalPlan = TypeVar("LocalPlan")
 MaskPlan = TypeVar("MaskPlan")

@@ -42,13 +42,16 @@ _TOLD = 3
 
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
     """Return x with sin and cos of pi 2^j x, j < num_frequencies: wavelengths 2 m, 1 m, ...."""
-    sines, cosines = [jnp.sin(jnp.pi * x)], [jnp.cos(jnp.pi * x)]
+    # XLA makes no vector code of arrays whose last axis has three.
+    angles = jnp.pi * x.reshape(-1)
+    sines, cosines = [jnp.sin(angles)], [jnp.cos(angles)]
     for _ in range(1, num_frequencies):
         # Of twice an angle: as exact as its sine, and without another.
         sine, cosine = sines[-1], cosines[-1]
         sines.append(2.0 * sine * cosine)
         cosines.append((cosine + sine) * (cosine - sine))
-    return jnp.concatenate([x, *sines[:num_frequencies], *cosines[:num_frequencies]], axis=-1)
+    waves = [wave.reshape(-1, 3) for wave in (*sines[:num_frequencies], *cosines[:num_frequencies])]
+    return jnp.concatenate([x, *waves], axis=-1)
 
 
 class Tokens(nnx.Module):
@@ -256,7 +259,9 @@ class ReadOut(nnx.Module):
         raw = self._read(jnp.concatenate([tokens, jnp.stack(told, axis=1)], axis=1), current)
         # What the robot does not reach stays as it is. A change that is the same everywhere is
         # learned first, and the edges of all surfaces ask for one (docs/lab-book.md).
-        raw *= reached(current, robot, 1, FAR_M, self.config.knn)
+        reach = reached(current, robot, 1, FAR_M, self.config.knn)
+        # Of three columns: XLA computes the reach again for every column that it multiplies.
+        learned_m = self._bounded(self._free(raw[:, :3] * reach))
         moved_m = jnp.where(robots[:, None], carried_m, things.displacement)
         # What geometry says is not bounded: rigid motions would bend, and fast ones fall behind.
-        return self._changed(self._bounded(self._free(raw)) + moved_m, raw)
+        return self._changed(learned_m + moved_m, raw * reach)

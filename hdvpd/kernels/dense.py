@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, JaxArray
-from hdvpd.kernels import dense_host, linear_attention_host, mlp_host, onednn
+from hdvpd.kernels import dense_host, gelu_dense_host, linear_attention_host, mlp_host, onednn
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill_each
@@ -70,6 +70,19 @@ def dense_added(
     return _dense(0.0, moving, ())
 
 
+def dense_gelu(
+    x: Float[JaxArray, "t d"], kernel: Float[JaxArray, "d n"], bias: Float[JaxArray, "n"]
+) -> Float[JaxArray, "t n"]:
+    """Return GELU(x kernel + bias).
+
+    Args:
+      x: rows.
+      kernel: of the layer.
+      bias: of the layer.
+    """
+    return _bent((), (x, kernel, bias), ())
+
+
 def norm_mlp_added(
     x: Float[JaxArray, "t d"],
     scale: Float[JaxArray, "d"],
@@ -124,6 +137,17 @@ def _backward(epsilon, moving, fixed, saved, result_bar):
     return x_bar, norm_bar, residual_bar, kernel_bar, bias_bar
 
 
+def _bent_forward(_, moving, fixed):
+    x, kernel, bias = moving
+    shape = x.shape[0], kernel.shape[1]
+    return fill_each(gelu_dense_host.forward, [shape], x, kernel, bias)[0], None
+
+
+def _bent_backward(_, moving, fixed, saved, result_bar):
+    shapes = [array.shape for array in moving]
+    return tuple(fill_each(gelu_dense_host.backward, shapes, *moving, result_bar))
+
+
 def _mlp_forward(epsilon, moving, fixed):
     x, norm, *layers = moving
     return fill_each(mlp_host.forward, [x.shape], x, norm, _real(epsilon), *layers)[0], None
@@ -155,5 +179,6 @@ def _real(number):
 
 
 _dense = differentiable(_forward, _backward)
+_bent = differentiable(_bent_forward, _bent_backward)
 _mlp = differentiable(_mlp_forward, _mlp_backward)
 _attend = differentiable(_attention_forward, _attention_backward)

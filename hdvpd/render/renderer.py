@@ -30,6 +30,7 @@ from hdvpd.basics.types import (
 from hdvpd.config import RenderConfig
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.layers import bent, normed
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
@@ -60,12 +61,15 @@ def support(config: RenderConfig) -> float:
 class NerfMlp(nnx.Module):
     """Interpolated features to colour and density."""
 
-    def __init__(self, in_dim: int, config: RenderConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self, in_dim: int, config: RenderConfig, kernels: Kernels = "auto", *, rngs: nnx.Rngs
+    ):
         widths = [in_dim] + [config.mlp_width] * config.mlp_depth
         self.hidden = nnx.List([Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
         self.norm = LayerNorm(widths[-1], rngs=rngs)
         self.out = Linear(widths[-1], 4, rngs=rngs)
         self.density_scale = config.density_scale
+        self.kernels: Kernels = kernels
 
     def __call__(
         self, x: Float[JaxArray, "q d"], colors: Float[Array, "q 3"] | None = None
@@ -77,8 +81,8 @@ class NerfMlp(nnx.Module):
           colors: logits that are added to the colour's; None adds nothing.
         """
         for layer in self.hidden:
-            x = jax.nn.gelu(layer(x))
-        raw = self.out(self.norm(x))
+            x = bent(layer, x, self.kernels)
+        raw = normed(self.norm, [self.out], x, self.kernels)
         density = self.density_scale * jax.nn.softplus(raw[:, 3])
         logits = raw[:, :3] if colors is None else raw[:, :3] + colors
         return jax.nn.sigmoid(logits), density
@@ -124,7 +128,7 @@ class Renderer(nnx.Module):
         self.mlp = (
             ParticleAppearance(config)
             if particles
-            else NerfMlp(len(config.radii) * (feature_dim + 1), config, rngs=rngs)
+            else NerfMlp(len(config.radii) * (feature_dim + 1), config, kernels, rngs=rngs)
         )
         self.config = config
         self.num_features = 3 if particles else feature_dim
@@ -255,10 +259,13 @@ class Renderer(nnx.Module):
         num_queries = reached.shape[0]
         chunk = -(-num_queries // _NUM_CHUNKS)
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
+        # Its cotangents are added up chunk by chunk: of arrays with three columns by no vectors.
+        coordinates = positions.reshape(-1)
 
         def shade(rows: Int[Array, "q"]) -> Float[Array, "q 5"]:
             picked = jax.tree.map(lambda x: x[rows], (samples, indices, distances))
             seen, neighbors, found = *picked[:2], jnp.isfinite(picked[2])
+            positions = coordinates.reshape(-1, 3)
             sums = annular_sums(
                 positions, features, seen.points, neighbors, found,
                 config.radii, config.bandwidths, self.kernels,

@@ -1,4 +1,4 @@
-"""Dense layers between a norm and a residual, as a transformer's blocks have them.
+"""Dense layers of flax with what stands before and behind them: a norm, GELU, a residual.
 
 With host code (`kernels/dense.py`) what stands before a layer is never written to memory.
 """
@@ -11,7 +11,7 @@ from flax import nnx
 
 from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.dense import dense_added, norm_dense, norm_mlp_added, on_host
+from hdvpd.kernels.dense import dense_added, dense_gelu, norm_dense, norm_mlp_added, on_host
 
 
 def normed(
@@ -91,6 +91,19 @@ def applied(
         return layer(x)
     nothing = jnp.zeros((0, layer.out_features), x.dtype)
     return dense_added(nothing, x, layer.kernel[...], _bias(layer))
+
+
+def bent(layer: nnx.Linear, x: Float[JaxArray, "t d"], kernels: Kernels) -> Float[JaxArray, "t n"]:
+    """Return GELU(layer(x)).
+
+    Args:
+      layer: with or without bias.
+      x: rows.
+      kernels: compiled host code or plain JAX.
+    """
+    if layer.dtype is not None or not on_host(kernels, x):
+        return jax.nn.gelu(layer(x))
+    return dense_gelu(x, layer.kernel[...], _bias(layer))
 
 
 def _bias(layer: nnx.Linear) -> Float[JaxArray, "n"]:

@@ -1,0 +1,95 @@
+"""Host form of a dense layer with GELU behind it, for a block of rows while it is in the cache.
+
+The backward pass computes again what GELU got. Sums are made as in `dense_host.py`.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from numba import prange
+
+from hdvpd.kernels.compiled import add_parts, clear, copy_rows, parallel_njit
+from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of
+from hdvpd.kernels.host import each
+from hdvpd.kernels.rows_host import bend, bend_and_undo
+from hdvpd.kernels.small_products import (
+    add_product,
+    add_product_transposed,
+    add_transposed_product,
+)
+
+
+def forward(*arrays: np.ndarray) -> None:
+    """Fill in GELU(x kernel + bias).
+
+    Args:
+      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
+    """
+    for x in each((2, 2, 1, 2), *arrays):
+        _forward(*x)
+
+
+def backward(*arrays: np.ndarray) -> None:
+    """Fill in the cotangents of x, kernel and bias.
+
+    Args:
+      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
+    """
+    for x in each((2, 2, 1, 2, 2, 2, 1), *arrays):
+        _backward(*x)
+
+
+@parallel_njit()
+@no_type_check
+def _forward(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, result: np.ndarray) -> None:
+    """Do what `forward` does.
+
+    Args:
+      x: (t, k) rows.
+      kernel: (k, n).
+      bias: (n,).
+      result: (t, n).
+    """
+    rows = x.shape[0]
+    parts = parts_of(rows)
+    row_of_bias = bias.reshape(1, -1)
+    for part in prange(parts):
+        last = (part + 1) * rows // parts
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
+            add_product(x[begin:end], kernel, 0, result[begin:end])
+            bend(result[begin:end], row_of_bias)
+
+
+@parallel_njit()
+@no_type_check
+def _backward(
+    x: np.ndarray,
+    kernel: np.ndarray,
+    bias: np.ndarray,
+    result_bar: np.ndarray,
+    x_bar: np.ndarray,
+    kernel_bar: np.ndarray,
+    bias_bar: np.ndarray,
+) -> None:
+    """Do what `backward` does; shapes are those of `_forward`."""
+    rows, inner = x.shape[0], bias.shape[0]
+    parts = parts_of(rows)
+    row_of_bias = bias.reshape(1, -1)
+    kernel_bars = np.empty((parts, kernel.shape[0], inner), np.float32)
+    bias_bars = np.empty((parts, 1, inner), np.float32)
+    for part in prange(parts):
+        last = (part + 1) * rows // parts
+        spaces = np.empty((2, AT_ONCE, inner), np.float32)
+        clear(kernel_bars[part])
+        clear(bias_bars[part])
+        for begin in range(part * rows // parts, last, AT_ONCE):
+            end = min(begin + AT_ONCE, last)
+            bent, bar = spaces[0, : end - begin], spaces[1, : end - begin]
+            add_product(x[begin:end], kernel, 0, bent)
+            copy_rows(result_bar[begin:end], bar)
+            bend_and_undo(bent, row_of_bias, bar, bias_bars[part])
+            add_transposed_product(x[begin:end], bar, 1, kernel_bars[part])
+            add_product_transposed(bar, kernel, 0, x_bar[begin:end])
+    add_all_parts(kernel_bars, kernel_bar)
+    add_parts(bias_bars, bias_bar)
