@@ -332,8 +332,12 @@ def unused(*arguments):
     raise AssertionError(arguments)
 
 
-@pytest.mark.parametrize(("moved", "images"), [(False, 10), (True, 16)])
-def test_all_clouds_are_rendered_in_one_call_and_what_rests_once(moved, images):
+# What was seen is the resting cloud, before the cameras as they are at first or a metre beside.
+@pytest.mark.parametrize(
+    ("moved", "beside", "images"),
+    [(False, None, 10), (True, None, 16), (False, 0, 10), (False, 1, 12), (True, 0, 18)],
+)
+def test_all_clouds_are_rendered_in_one_call_and_what_rests_once(moved, beside, images):
     calls = []
 
     def render(clouds, camera):
@@ -355,12 +359,21 @@ def test_all_clouds_are_rendered_in_one_call_and_what_rests_once(moved, images):
     resting.positions[:] = 100
     compiled = CompiledModel(unused, unused, render, unused)
     camera = moving_camera(4, 2, moved)
-    rgb, depth_m = rollouts.render_clouds(compiled, {"model": moving}, {"static": resting}, camera)
-    (seen,) = calls
-    assert np.prod(seen.intrinsics.shape[:2]) == images
+    seen = None
+    if beside is not None:
+        before = jax.tree.map(lambda x: np.array(x[0]), camera)
+        before.camera_to_world[:, 0, 3] += beside
+        seen = resting, before
+    rgb, depth_m = rollouts.render_clouds(
+        compiled, {"model": moving}, {"static": resting}, camera, seen
+    )
+    (rendered,) = calls
+    assert np.prod(rendered.intrinsics.shape[:2]) == images
     times = np.arange(4) if moved else np.zeros(4)
     np.testing.assert_array_equal(rgb["model"][:, 1, 2, 3, 0], np.arange(10, 14) + times)
     np.testing.assert_array_equal(depth_m["static"][:, 0, 1, 2], 100 + times)
+    if seen is not None:
+        np.testing.assert_array_equal(depth_m[rollouts.RECONSTRUCTION][0, 0, 1, 2], 100 + beside)
     assert all(x.shape == (4, 2, 3, 4, 3) for x in rgb.values())
 
 

@@ -132,7 +132,8 @@ def render_clouds(
       moving: clouds by predictor, axes (s).
       resting: one cloud by predictor, shown at every step; rendered once if all cameras rest too.
       camera: axes (s v).
-      seen: particles of an observed frame and its cameras, axes (v): called `RECONSTRUCTION`.
+      seen: particles of an observed frame and its cameras, axes (v): called `RECONSTRUCTION`. Not
+        rendered again where they are a resting cloud and the cameras rest, too.
 
     Returns:
       Colours by predictor, axes (s v h w 3), and planar depth [m], axes (s v h w).
@@ -140,8 +141,9 @@ def render_clouds(
     steps = camera.intrinsics.shape[0]
     shown = 1 if _stands_still(camera) else steps
     some = jax.tree.map(lambda x: x[:shown], camera)
-    repeated = [jax.tree.map(lambda x: _repeat(x, shown), c) for c in resting.values()]
-    observed = [] if seen is None else [jax.tree.map(lambda x: _repeat(x, 1), seen)]
+    repeated = [_repeated(cloud, shown) for cloud in resting.values()]
+    twin = _twin(resting, some, seen)
+    observed = [] if seen is None or twin else [_repeated(seen)]
     rendering = compiled.render(
         _concatenate([*moving.values(), *repeated, *(cloud for cloud, _ in observed)]),
         _concatenate([camera] * len(moving) + [some] * len(resting) + [c for _, c in observed]),
@@ -152,13 +154,23 @@ def render_clouds(
     def by_predictor(images: Array) -> Images:
         parts = np.split(np.asarray(images), ends)
         every_step = [np.broadcast_to(x, (steps, *x.shape[1:])) for x in parts]
-        return dict(zip(names, every_step, strict=True))
+        found = dict(zip(names, every_step, strict=True))
+        return {**found, RECONSTRUCTION: found[twin]} if twin else found
 
     return by_predictor(rendering.rgb), by_predictor(rendering.depth_m)
 
 
-def _repeat(x: Array, times: int) -> np.ndarray:
-    return np.broadcast_to(np.asarray(x), (times, *x.shape))
+def _twin(
+    resting: Mapping[str, ParticleCloud], shown: Camera, seen: tuple[ParticleCloud, Camera] | None
+) -> str | None:
+    """Return whose pictures are those of what was seen: the same cloud before the same cameras."""
+    if seen is None or not _stands_still(_concatenate([shown, _repeated(seen[1])])):
+        return None
+    return next((name for name, cloud in resting.items() if cloud is seen[0]), None)
+
+
+def _repeated(tree: Tree, times: int = 1) -> Tree:
+    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (times, *x.shape)), tree)
 
 
 def _concatenate(trees: Sequence[Tree]) -> Tree:
@@ -201,10 +213,10 @@ def predict_window(
     clouds = predict_clouds(
         compiled, observed, batch.robot, lent, controls=controls, key=rollout_key
     )
-    resting = {"static_render": _at(observed, 1)} if "static_render" in controls else {}
-    camera = _from(batch.frames.camera, OBSERVED_FRAMES)
     now = OBSERVED_FRAMES - 1
     seen = _at(observed, now), _at(batch.frames.camera, now)
+    resting = {"static_render": seen[0]} if "static_render" in controls else {}
+    camera = _from(batch.frames.camera, OBSERVED_FRAMES)
     return Prediction(observed, clouds, *render_clouds(compiled, clouds, resting, camera, seen))
 
 
