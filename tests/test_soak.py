@@ -98,6 +98,29 @@ sys.exit()
 """
 
 
+def test_a_process_that_compiles_host_code_trains_as_one_that_loads_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every loss has the same bits: numba stores loops that it optimised once more than those it
+    goes on with."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "host"))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    # Enough rows for dense layers as host code.
+    larger = dataclasses.replace(
+        with_train(config, num_steps=3, batch_size=1, preflight="off"),
+        model=dataclasses.replace(config.model, num_particles=2048, latent_dim=64),
+    )
+    for name in ("compiles", "loads"):
+        started = processes.start_training(larger, tmp_path / name, 1, model="Model")
+        (done,) = processes.finish(started, seconds=900)
+        assert done[0] == 0, done
+    found = losses(tmp_path / "compiles")
+    assert len(found) > 3
+    assert found == losses(tmp_path / "loads")
+    kernels = {file.name.split(".")[0] for file in (tmp_path / "host").rglob("*.nbc")}
+    assert {"dense_host", "mlp_host", "walk_attention_host", "convolution_host"} <= kernels, kernels
+
+
 @pytest.mark.parametrize(("count", "devices"), [(1, 8), (2, 4), (4, 1)])
 def test_particles_on_devices_of_several_processes_change_as_on_one(
     count: int, devices: int

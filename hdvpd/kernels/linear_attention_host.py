@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, clear, compiled_njit, exact_parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, parts_of
 from hdvpd.kernels.host import each
 from hdvpd.kernels.rows_host import add_rows, announce
@@ -58,7 +58,7 @@ def backward(*arrays: np.ndarray) -> None:
         _to_keys_and_values(qkv, share, least, summary_bar, total_bar, qkv_bar)
 
 
-@parallel_njit()
+@exact_parallel_njit()
 @no_type_check
 def _forward(
     qkv: np.ndarray,
@@ -114,7 +114,7 @@ def _forward(
                 add_product(queries[:, columns], summary[head], 0, result[begin:end, columns])
 
 
-@parallel_njit()
+@exact_parallel_njit()
 @no_type_check
 def _to_queries(
     qkv: np.ndarray,
@@ -158,7 +158,7 @@ def _to_queries(
     return summary_bar, total_bar
 
 
-@parallel_njit()
+@exact_parallel_njit()
 @no_type_check
 def _to_keys_and_values(
     qkv: np.ndarray,
@@ -189,7 +189,7 @@ def _to_keys_and_values(
             _undo_keys(bar, total_bar, share[begin:end], qkv[begin:end], qkv_bar[begin:end])
 
 
-@fast_njit()
+@compiled_njit()
 @no_type_check
 def _weighted_keys(qkv, share, least, keys):
     """Fill in features of keys times shares."""
@@ -204,7 +204,7 @@ def _weighted_keys(qkv, share, least, keys):
             store_before(width, (where_positive(key, key) + little) * weight, keys, row, column)
 
 
-@fast_njit()
+@compiled_njit()
 @no_type_check
 def _divided_queries(qkv, least, total, next_rows, queries, inverses):
     """Fill in features of queries by their products with the total, and one by those products.
@@ -238,7 +238,7 @@ def _divided_queries(qkv, least, total, next_rows, queries, inverses):
                 )
 
 
-@fast_njit()
+@compiled_njit()
 @no_type_check
 def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
     """Add to the cotangent of the total and fill in that of queries.
@@ -275,7 +275,7 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
                 store_before(end, passed, qkv_bar, row, place)
 
 
-@fast_njit()
+@compiled_njit()
 @no_type_check
 def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
     """Fill in the cotangent of keys from that of weighted keys, which lacks the total's part."""

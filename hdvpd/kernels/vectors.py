@@ -26,7 +26,7 @@ from hdvpd.kernels import lanes
 
 _NUMBER, _WORD = ir.FloatType(), ir.IntType(32)
 _ALIGNMENT = ir.Constant(_WORD, 4)
-_CONTRACT, _ANY_ORDER = ("contract",), ("reassoc", "contract")
+_CONTRACT, _NO_SIGN = ("contract",), ("nsz",)
 # Of what 2^x is beside a whole number, but for its last one, 1.
 _POWERS = (
     1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
@@ -166,14 +166,22 @@ def bring_near(typing: Any, rows: Any, row: Any, column: Any) -> Any:
 
 @intrinsic
 def sum_of_lanes(typing: Any, vector: Any) -> Any:
-    """Return the sum of a vector's numbers, in an order that is fixed when compiled."""
+    """Return the sum of a vector's numbers, of which there are a power of two: of its halves' sum.
+
+    In an order that stands here: what compilers make of a sum in any order depends on how often
+    they went over the code, and numba keeps code that they went over once more than what it runs.
+    """
     del typing
+    if vector.width & (vector.width - 1):
+        raise TypingError("the width of a vector that is summed is a power of two.")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context
-        name = f"llvm.vector.reduce.fadd.v{signature.args[0].width}f32"
-        add = _function(builder, name, _NUMBER, _NUMBER, arguments[0].type)
-        return builder.call(add, (ir.Constant(_NUMBER, 0.0), arguments[0]), fastmath=_ANY_ORDER)
+        del context, signature
+        (sums,) = arguments
+        while (half := sums.type.count // 2) > 0:
+            parts = [_part(builder, sums, first, half) for first in (0, half)]
+            sums = builder.fadd(*parts, flags=_NO_SIGN)
+        return builder.extract_element(sums, ir.Constant(_WORD, 0))
 
     return types.float32(vector), generate
 
@@ -308,6 +316,11 @@ def _of_float32(array: Any) -> Any:
     return array
 
 
+def _part(builder: Any, vector: Any, first: int, width: int) -> Any:
+    places = ir.Constant(ir.VectorType(_WORD, width), list(range(first, first + width)))
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), places)
+
+
 def _repeated(number: float, kind: Any) -> Any:
     return ir.Constant(kind, [float(np.float32(number))] * kind.count)
 
@@ -355,7 +368,7 @@ def _define(operation: Callable[..., Any], instruction: str) -> None:
             else lanes.everywhere(builder, value, signature.return_type.width)
             for kind, value in zip(signature.args, arguments, strict=True)
         ]
-        return getattr(builder, instruction)(*both, flags=_CONTRACT)
+        return getattr(builder, instruction)(*both, flags=_NO_SIGN)
 
     type_callable(operation)(choose)
     for pair in ((_Vector, _Vector), (_Vector, types.float32), (types.float32, _Vector)):
