@@ -118,7 +118,7 @@ def test_a_process_that_compiles_host_code_trains_as_one_that_loads_it(
     assert len(found) > 3
     assert found == losses(tmp_path / "loads")
     kernels = {file.name.split(".")[0] for file in (tmp_path / "host").rglob("*.nbc")}
-    assert {"dense_host", "mlp_host", "walk_attention_host", "convolution_host"} <= kernels, kernels
+    assert {"dense_host", "mlp_host", "walk_attention_host", "linear_attention_host"} <= kernels
 
 
 @pytest.mark.parametrize(("count", "devices"), [(1, 8), (2, 4), (4, 1)])
