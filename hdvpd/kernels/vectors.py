@@ -26,6 +26,8 @@ from hdvpd.kernels import lanes
 
 _NUMBER, _WORD = ir.FloatType(), ir.IntType(32)
 _ALIGNMENT = ir.Constant(_WORD, 4)
+# Of a b + c d either product could be fused with the sum, as the compiler happens to find it: only
+# where there is one product may it be. Without any flag an operation would get a function's.
 _CONTRACT, _NO_SIGN = ("contract",), ("nsz",)
 # Of what 2^x is beside a whole number, but for its last one, 1.
 _POWERS = (
