@@ -12,6 +12,7 @@ import references
 import scenes
 
 from hdvpd.basics.layers import Keys
+from hdvpd.dynamics.tokens import fourier_features
 
 # With the optional carrying, so that symmetries and limits hold for it as well.
 CONFIG = scenes.tiny_config(
@@ -125,3 +126,26 @@ def test_kinematic_features_show_displacement_exactly_where_the_robot_moves():
     # Identity: the same at every time, different for every point.
     np.testing.assert_array_equal(features[0, :, :-4], features[2, :, :-4])
     assert len(np.unique(features[0, :, :-4], axis=0)) == scenes.SCENE.num_robot_points
+
+
+@pytest.mark.parametrize("num_frequencies", [0, 1, 4])
+def test_waves_and_their_derivatives_both_ways_equal_formulas(num_frequencies):
+    rng = np.random.default_rng(0)
+    x, x_dot = rng.uniform(-1, 1, (2, 50, 3)).astype(np.float32)
+    rates = np.pi * 2.0 ** np.arange(num_frequencies)
+    angles = rates[None, :, None] * x[:, None].astype(np.float64)
+    along = rates[None, :, None] * x_dot[:, None]
+    waves = [np.sin(angles).reshape(50, -1), np.cos(angles).reshape(50, -1)]
+    expected = np.concatenate([x, *waves], axis=1)
+    slopes = [(np.cos(angles) * along).reshape(50, -1), (-np.sin(angles) * along).reshape(50, -1)]
+    expected_dot = np.concatenate([x_dot, *slopes], axis=1)
+
+    def features(x):
+        return fourier_features(x, num_frequencies)
+
+    found, found_dot = jax.jvp(features, (x,), (x_dot,))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found_dot, expected_dot, atol=1e-4)
+    bar = rng.normal(size=found.shape).astype(np.float32)
+    (x_bar,) = jax.vjp(features, x)[1](bar)
+    np.testing.assert_allclose((x_bar * x_dot).sum(), (bar * expected_dot).sum(), rtol=1e-4)

@@ -16,6 +16,7 @@ from hdvpd.kernels.dense import (
     dense_added,
     dense_gelu,
     norm_dense,
+    norm_dense_beside,
     norm_mlp_added,
     on_host,
     relu_attention,
@@ -144,6 +145,21 @@ def test_attention_and_its_gradient_equal_a_formula_in_float64(rows, heads, each
     assert_near(found, in_float64(plain, [together], bar))
     if share == 0:
         assert all((x == 0).all() for x in found)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_beside_a_layer_add_their_cotangent(rows):
+    def beside(x, scale, offset, kernel, bias):
+        result, same = norm_dense_beside(x, scale, offset, EPSILON, kernel, bias)
+        return jnp.concatenate([result, same], axis=1)
+
+    def plain(x, *layer):
+        return jnp.concatenate([plain_norm_dense(x, *layer), x], axis=1)
+
+    *arguments, bar = random((rows, 12), (12,), (12,), (12, 20), (20,), (rows, 32))
+    found = jax.jit(functools.partial(result_and_gradients, beside))(arguments, bar)
+    assert_near(found, in_float64(plain, arguments, bar))
+    np.testing.assert_array_equal(found[0][:, 20:], arguments[0])
 
 
 def test_no_rows_have_no_gradient():

@@ -134,7 +134,7 @@ class ContactTokens(nnx.Module):
     ):
         self.backend: Backend = backend
         self.edges = PointEdges(dim, identity_dim, kernels, rngs=rngs)
-        self.history = Mlp(2 * (1 + feature_dim) + 3, _HIDDEN, dim, rngs=rngs)
+        self.history = Mlp(2 * (1 + feature_dim) + 3, _HIDDEN, dim, kernels, rngs=rngs)
 
     def __call__(
         self,

@@ -8,6 +8,7 @@ from hdvpd.basics.geometry import safe_norm
 from hdvpd.basics.layers import LayerNorm, Linear
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, pytree
 from hdvpd.dynamics.mlp import Mlp
+from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import Backend, knn
 
 OFFSET_DIM = 4
@@ -117,8 +118,8 @@ class EdgeMlp(nnx.Module):
 class NormedMlp(nnx.Module):
     """Update of a MeshGraphNet (arXiv 2010.03409): two layers and LayerNorm."""
 
-    def __init__(self, in_dim: int, dim: int, *, rngs: nnx.Rngs):
-        self.mlp = Mlp(in_dim, dim, dim, rngs=rngs)
+    def __init__(self, in_dim: int, dim: int, kernels: Kernels, *, rngs: nnx.Rngs):
+        self.mlp = Mlp(in_dim, dim, dim, kernels, rngs=rngs)
         self.norm = LayerNorm(dim, rngs=rngs)
 
     def __call__(self, x: Float[JaxArray, "*batch d"]) -> Float[JaxArray, "*batch o"]:

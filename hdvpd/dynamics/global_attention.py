@@ -28,7 +28,7 @@ from hdvpd.config.settings import Count, CountOrZero, Settings, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.dense import on_host, relu_attention
-from hdvpd.kernels.layers import added, normed
+from hdvpd.kernels.layers import added, normed_beside
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         layer = self.query_key_value
         if not plain or layer.dtype is not None or not on_host(self.kernels, tokens):
             return tokens + self(norm(tokens), mask, plan)
-        together = normed(norm, [layer], tokens, self.kernels)
+        together, tokens = normed_beside(norm, [layer], tokens, self.kernels)
         attended = relu_attention(together, mask, self.settings.num_heads, RELU_LEAST)
         return added(tokens, self.out, attended, self.kernels)
 

@@ -20,7 +20,7 @@ from hdvpd.config.settings import Count, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.dynamics.local_layer import AbstractLocalLayer, AbstractLocalSettings
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.layers import added, normed
+from hdvpd.kernels.layers import added, normed_beside
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class GraphAttention(AbstractLocalLayer[Plan]):
         self, tokens: Float[JaxArray, "t d"], norm: nnx.LayerNorm, plan: Plan
     ) -> Float[JaxArray, "t d"]:
         """Return tokens + update of norm(tokens); see `AbstractLocalLayer`."""
-        projected = normed(norm, self._projections, tokens, self.kernels)
+        projected, tokens = normed_beside(norm, self._projections, tokens, self.kernels)
         return added(tokens, self.out, self._attend(projected, plan), self.kernels)
 
     @property

@@ -25,6 +25,7 @@ from hdvpd.config.settings import Count, Fraction
 from hdvpd.dynamics.base import AbstractDynamics, Change, Known, Step
 from hdvpd.dynamics.edges import OFFSET_DIM, EdgeMlp, Edges, NormedMlp, nearest_edges
 from hdvpd.dynamics.tokens import ReadOut, Tokens
+from hdvpd.kernels.choice import Kernels
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ def build_hierarchy(
 class MessageRound(nnx.Module):
     """One round of messages among abstract nodes: edges, then nodes, both residual."""
 
-    def __init__(self, dim: int, *, rngs: nnx.Rngs):
+    def __init__(self, dim: int, kernels: Kernels, *, rngs: nnx.Rngs):
         self.edge = EdgeMlp(dim, dim, rngs=rngs)
-        self.node = NormedMlp(2 * dim, dim, rngs=rngs)
+        self.node = NormedMlp(2 * dim, dim, kernels, rngs=rngs)
 
     def __call__(
         self, nodes: Float[JaxArray, "a d"], edge: Float[JaxArray, "a k d"], edges: Edges
@@ -129,12 +130,12 @@ class GraphNetwork(AbstractDynamics):
         relative = dataclasses.replace(model, position_embedding=False)
         self.tokens = Tokens(relative, scene, rngs=rngs)
         self.up_edge = EdgeMlp(dim, OFFSET_DIM, rngs=rngs)
-        self.up_node = NormedMlp(2 * dim, dim, rngs=rngs)
-        self.among = NormedMlp(OFFSET_DIM, dim, rngs=rngs)
+        self.up_node = NormedMlp(2 * dim, dim, model.kernels, rngs=rngs)
+        self.among = NormedMlp(OFFSET_DIM, dim, model.kernels, rngs=rngs)
         rounds = range(settings.message_rounds)
-        self.rounds = nnx.List([MessageRound(dim, rngs=rngs) for _ in rounds])
+        self.rounds = nnx.List([MessageRound(dim, model.kernels, rngs=rngs) for _ in rounds])
         self.down_edge = EdgeMlp(dim, OFFSET_DIM, rngs=rngs)
-        self.down_node = NormedMlp(2 * dim, dim, rngs=rngs)
+        self.down_node = NormedMlp(2 * dim, dim, model.kernels, rngs=rngs)
         self.read_out = ReadOut(model, scene, rngs=rngs)
         self.settings = settings
         self.model = model

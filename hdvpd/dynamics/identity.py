@@ -26,6 +26,8 @@ from hdvpd.basics.types import (
 from hdvpd.dynamics.body import NEAR_M, Body, body_distance
 from hdvpd.dynamics.mlp import Mlp
 from hdvpd.dynamics.surroundings import Surroundings, shared
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.layers import bent
 from hdvpd.kernels.neighbors import Backend
 
 # A place is told by its nearness to all kinematic points, in this unit.
@@ -62,9 +64,9 @@ class NearRobot:
 class Identity(nnx.Module):
     """Log ratio of densities: of the particles near a robot over places and colours by chance."""
 
-    def __init__(self, num_points: int, *, colors: bool, rngs: nnx.Rngs):
+    def __init__(self, num_points: int, kernels: Kernels = "auto", *, colors: bool, rngs: nnx.Rngs):
         self.hidden = Linear(num_points + 6 * colors, _HIDDEN, rngs=rngs)
-        self.mlp = Mlp(_HIDDEN, _HIDDEN, 1, rngs=rngs)
+        self.mlp = Mlp(_HIDDEN, _HIDDEN, 1, kernels, rngs=rngs)
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
         self.body = Body(num_points)
         self.colors = colors
@@ -83,7 +85,7 @@ class Identity(nnx.Module):
             brightness = colors.mean(axis=-1, keepdims=True)
             hue = (colors - brightness) / (brightness + 0.1)
             told = jnp.concatenate([told, 4 * colors - 2, 2 * hue], axis=-1)
-        return self.mlp(jax.nn.gelu(self.hidden(told)))[:, 0] + _UNTOLD
+        return self.mlp(bent(self.hidden, told, self.mlp.kernels))[:, 0] + _UNTOLD
 
     def is_robot(
         self,

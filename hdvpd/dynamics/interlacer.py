@@ -93,7 +93,7 @@ class Block(nnx.Module, Generic[LocalPlan, MaskPlan]):
         self.global_attention = GlobalAttention(settings.attention, model, seed=seed, rngs=rngs)
         self.norm_mlp = LayerNorm(dim, rngs=rngs)
         self.kernels: Kernels = model.kernels
-        self.mlp = Mlp(dim, settings.mlp_ratio * dim, dim, rngs=rngs)
+        self.mlp = Mlp(dim, settings.mlp_ratio * dim, dim, model.kernels, rngs=rngs)
         if settings.local is None:
             self.norm_local = self.local = None
         else:

@@ -91,7 +91,7 @@ class NeighborAttender(AbstractLocalLayer[AnchorPlan]):
         self.read = EdgeLinear(dim, OFFSET_DIM, rngs=rngs)
         self.score = dense(1, use_bias=False) if settings.aggregate == "softmax" else None
         self.message = dense(dim, use_bias=False)
-        self.update = Mlp(2 * dim, dim, dim, rngs=rngs)
+        self.update = Mlp(2 * dim, dim, dim, model.kernels, rngs=rngs)
         self.spread = EdgeLinear(dim, OFFSET_DIM, rngs=rngs)
         self.out = dense(dim)
         self.settings = settings

@@ -1,7 +1,9 @@
 """What every dynamics model shares: both clouds and the robot as tokens, tokens as a change."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -40,18 +42,33 @@ _POINT_EMBEDDING_DIM = 16
 _TOLD = 3
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def fourier_features(x: Float[Array, "t 3"], num_frequencies: int) -> Float[JaxArray, "t d"]:
     """Return x with sin and cos of pi 2^j x, j < num_frequencies: wavelengths 2 m, 1 m, ...."""
+    return _by_axis(jnp.asarray(x), num_frequencies).T
+
+
+@fourier_features.defjvp
+def _moved_features(num_frequencies, at, along):
+    """Make the derivatives of sines and cosines of each other: neither is computed again."""
+    features = _by_axis(jnp.asarray(at[0]), num_frequencies)
+    x_dot, split = jnp.asarray(along[0]).T, 3 * (1 + num_frequencies)
+    rates = jnp.repeat(jnp.pi * 2.0 ** jnp.arange(num_frequencies), 3)[:, None]
+    shifts = rates * jnp.tile(x_dot, (num_frequencies, 1))
+    moved = [x_dot, features[split:] * shifts, -features[3:split] * shifts]
+    return features.T, jnp.concatenate(moved).T
+
+
+def _by_axis(x: Float[JaxArray, "t 3"], num_frequencies: int) -> Float[JaxArray, "d t"]:
     # XLA makes no vector code of arrays whose last axis has three.
-    angles = jnp.pi * x.reshape(-1)
-    sines, cosines = [jnp.sin(angles)], [jnp.cos(angles)]
+    x = x.T
+    sines, cosines = [jnp.sin(jnp.pi * x)], [jnp.cos(jnp.pi * x)]
     for _ in range(1, num_frequencies):
         # Of twice an angle: as exact as its sine, and without another.
         sine, cosine = sines[-1], cosines[-1]
         sines.append(2.0 * sine * cosine)
         cosines.append((cosine + sine) * (cosine - sine))
-    waves = [wave.reshape(-1, 3) for wave in (*sines[:num_frequencies], *cosines[:num_frequencies])]
-    return jnp.concatenate([x, *waves], axis=-1)
+    return jnp.concatenate([x, *sines[:num_frequencies], *cosines[:num_frequencies]])
 
 
 class Tokens(nnx.Module):
@@ -141,11 +158,11 @@ class ReadOut(nnx.Module):
         self.norm = LayerNorm(dim, rngs=rngs)
         gate = config.carry and not config.contact
         size_out = 3 + config.feature_dim + gate
-        self.mlp = Mlp(dim + _TOLD * config.contact, dim, size_out, rngs=rngs)
+        self.mlp = Mlp(dim + _TOLD * config.contact, dim, size_out, config.kernels, rngs=rngs)
         # Zero last layer: the untrained model copies the last state.
         self.mlp.out.kernel[...] = jnp.zeros_like(self.mlp.out.kernel[...])
         self.identity = (
-            Identity(scene.num_robot_points, colors=config.colors, rngs=rngs)
+            Identity(scene.num_robot_points, config.kernels, colors=config.colors, rngs=rngs)
             if config.contact
             else None
         )

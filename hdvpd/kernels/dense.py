@@ -47,9 +47,24 @@ def norm_dense(
       kernel: of the layer.
       bias: of the layer.
     """
-    no_residual = jnp.zeros((0, kernel.shape[1]), x.dtype)
-    moving = (x, jnp.stack([scale, offset]), no_residual, kernel, bias)
-    return _dense(epsilon, moving, ())
+    moving = (x, jnp.stack([scale, offset]), kernel, bias)
+    return _norm_dense((epsilon, False), moving, ())
+
+
+def norm_dense_beside(
+    x: Float[JaxArray, "t d"],
+    scale: Float[JaxArray, "d"],
+    offset: Float[JaxArray, "d"],
+    epsilon: float,
+    kernel: Float[JaxArray, "d n"],
+    bias: Float[JaxArray, "n"],
+) -> tuple[Float[JaxArray, "t n"], Float[JaxArray, "t d"]]:
+    """Return `norm_dense` and x itself, for what else is made of x.
+
+    Both cotangents of x are then added up where the norm's is made.
+    """
+    moving = (x, jnp.stack([scale, offset]), kernel, bias)
+    return _norm_dense((epsilon, True), moving, ())
 
 
 def dense_added(
@@ -66,8 +81,7 @@ def dense_added(
       kernel: of the layer.
       bias: of the layer.
     """
-    moving = (x, jnp.zeros((2, 0), x.dtype), residual, kernel, bias)
-    return _dense(0.0, moving, ())
+    return _dense((), (x, residual, kernel, bias), ())
 
 
 def dense_gelu(
@@ -122,19 +136,43 @@ def relu_attention(
     return _attend((num_heads, least), queries_keys_values, share)
 
 
-def _forward(epsilon, moving, fixed):
-    x, norm, residual, kernel, bias = moving
-    arguments = (x, norm, _real(epsilon), residual, kernel, bias)
-    return fill_each(dense_host.forward, [(x.shape[0], kernel.shape[1])], *arguments)[0], None
+def _norm_forward(settings, moving, fixed):
+    epsilon, beside = settings
+    x, norm, kernel, bias = moving
+    no_residual = jnp.zeros((0, kernel.shape[1]), x.dtype)
+    result = _filled_dense(x, norm, epsilon, no_residual, kernel, bias)
+    return (result, x) if beside else result, None
 
 
-def _backward(epsilon, moving, fixed, saved, result_bar):
-    x, norm, residual, kernel, bias = moving
+def _norm_backward(settings, moving, fixed, saved, bars):
+    epsilon, beside = settings
+    bars = bars if beside else (bars, moving[0][:0])
+    return tuple(_filled_bars(*moving, epsilon, *bars))
+
+
+def _forward(_, moving, fixed):
+    x, residual, kernel, bias = moving
+    return _filled_dense(x, _no_norm(x), 0.0, residual, kernel, bias), None
+
+
+def _backward(_, moving, fixed, saved, result_bar):
+    x, residual, kernel, bias = moving
+    x_bar, _, *bars = _filled_bars(x, _no_norm(x), kernel, bias, 0.0, result_bar, x[:0])
+    return x_bar, result_bar if residual.shape[0] else residual, *bars
+
+
+def _filled_dense(x, norm, epsilon, *arrays):
+    shape = x.shape[0], arrays[-1].shape[0]
+    return fill_each(dense_host.forward, [shape], x, norm, _real(epsilon), *arrays)[0]
+
+
+def _filled_bars(x, norm, kernel, bias, epsilon, *bars):
     shapes = [x.shape, norm.shape, kernel.shape, bias.shape]
-    arguments = (x, norm, _real(epsilon), kernel, result_bar)
-    x_bar, norm_bar, kernel_bar, bias_bar = fill_each(dense_host.backward, shapes, *arguments)
-    residual_bar = result_bar if residual.shape[0] else residual
-    return x_bar, norm_bar, residual_bar, kernel_bar, bias_bar
+    return fill_each(dense_host.backward, shapes, x, norm, _real(epsilon), kernel, *bars)
+
+
+def _no_norm(x):
+    return jnp.zeros((2, 0), x.dtype)
 
 
 def _bent_forward(_, moving, fixed):
@@ -178,6 +216,7 @@ def _real(number):
     return np.asarray(number, np.float32)
 
 
+_norm_dense = differentiable(_norm_forward, _norm_backward)
 _dense = differentiable(_forward, _backward)
 _bent = differentiable(_bent_forward, _bent_backward)
 _mlp = differentiable(_mlp_forward, _mlp_backward)

@@ -44,7 +44,7 @@ def backward(*arrays: np.ndarray) -> None:
     Args:
       *arrays: those of `_backward`; there may be further axes in front (`host.each`).
     """
-    for x in each((2, 2, 0, 2, 2, 2, 2, 2, 1), *arrays):
+    for x in each((2, 2, 0, 2, 2, 2, 2, 2, 2, 1), *arrays):
         _backward(*x)
 
 
@@ -99,12 +99,16 @@ def _backward(
     epsilon: float,
     kernel: np.ndarray,
     result_bar: np.ndarray,
+    beside_bar: np.ndarray,
     x_bar: np.ndarray,
     norm_bar: np.ndarray,
     kernel_bar: np.ndarray,
     bias_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`."""
+    """Do what `backward` does; shapes are those of `_forward`.
+
+    `beside_bar`, (t, k) or (0, k), is what x gets elsewhere; with a norm it is added here.
+    """
     rows = x.shape[0]
     parts = parts_of(rows)
     inner_kernel = scaled(norm, kernel)
@@ -122,7 +126,7 @@ def _backward(
             add_transposed_product(block, result_bar[begin:end], 1, kernel_bars[part])
             add_rows(result_bar[begin:end], bias_bars[part])
             add_product_transposed(result_bar[begin:end], inner_kernel, 0, x_bar[begin:end])
-            undo(norm, block, factors, x_bar[begin:end])
+            undo(norm, block, factors, beside_bar[begin:end], x_bar[begin:end])
     add_all_parts(kernel_bars, kernel_bar)
     add_parts(bias_bars, bias_bar)
     to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar)
@@ -207,10 +211,10 @@ def prepare(x, norm, epsilon, space, factors, coming):
 
 @fast_njit()
 @no_type_check
-def undo(norm, block, factors, bar):
-    """Turn cotangents of what `prepare` returns into those of x."""
+def undo(norm, block, factors, beside_bar, bar):
+    """Turn cotangents of what `prepare` returns into those of x, with what it gets elsewhere."""
     if norm.shape[1]:
-        undo_normalize(block, factors, block[:0], bar)
+        undo_normalize(block, factors, beside_bar, bar)
 
 
 @fast_njit()

@@ -11,7 +11,14 @@ from flax import nnx
 
 from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.dense import dense_added, dense_gelu, norm_dense, norm_mlp_added, on_host
+from hdvpd.kernels.dense import (
+    dense_added,
+    dense_gelu,
+    norm_dense,
+    norm_dense_beside,
+    norm_mlp_added,
+    on_host,
+)
 
 
 def normed(
@@ -28,11 +35,16 @@ def normed(
     if layers[0].dtype is not None or not on_host(kernels, x):
         x = norm(x)
         return jnp.concatenate([layer(x) for layer in layers], axis=1)
-    assert norm.scale is not None
-    assert norm.bias is not None
-    kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
-    bias = jnp.concatenate([_bias(layer) for layer in layers])
-    return norm_dense(x, norm.scale[...], norm.bias[...], norm.epsilon, kernel, bias)
+    return norm_dense(x, *_weights(norm, layers))
+
+
+def normed_beside(
+    norm: nnx.LayerNorm, layers: Sequence[nnx.Linear], x: Float[JaxArray, "t d"], kernels: Kernels
+) -> tuple[Float[JaxArray, "t w"], Float[JaxArray, "t d"]]:
+    """Return `normed` and the rows themselves, for the residual; both gradients are one pass."""
+    if layers[0].dtype is not None or not on_host(kernels, x):
+        return normed(norm, layers, x, kernels), x
+    return norm_dense_beside(x, *_weights(norm, layers))
 
 
 def mlp_added(
@@ -104,6 +116,15 @@ def bent(layer: nnx.Linear, x: Float[JaxArray, "t d"], kernels: Kernels) -> Floa
     if layer.dtype is not None or not on_host(kernels, x):
         return jax.nn.gelu(layer(x))
     return dense_gelu(x, layer.kernel[...], _bias(layer))
+
+
+def _weights(norm: nnx.LayerNorm, layers: Sequence[nnx.Linear]) -> tuple:
+    """Return what `norm_dense` asks for beside rows: of the norm, and of all layers together."""
+    assert norm.scale is not None
+    assert norm.bias is not None
+    kernel = jnp.concatenate([layer.kernel[...] for layer in layers], axis=1)
+    bias = jnp.concatenate([_bias(layer) for layer in layers])
+    return norm.scale[...], norm.bias[...], norm.epsilon, kernel, bias
 
 
 def _bias(layer: nnx.Linear) -> Float[JaxArray, "n"]:
