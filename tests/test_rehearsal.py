@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from numba.core.dispatcher import Dispatcher
 
-from hdvpd.kernels.dense import dense_added, norm_dense, relu_attention
+from hdvpd.kernels.dense import dense_added, norm_attention_added, norm_dense
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.together import compile_together
 
@@ -32,9 +32,11 @@ def kernels():
 
 
 def loss(x, points):
-    x = norm_dense(x, x[0], x[1], 1e-6, jnp.ones((64, 192)), jnp.ones(192))
-    x = relu_attention(x, jnp.ones(len(x), bool), 4, 1e-3)
-    x = dense_added(x, x, jnp.ones((64, 64)), jnp.ones(64))
+    kernel, bias = jnp.ones((64, 64)), jnp.ones(64)
+    layers = (jnp.ones((64, 192)), jnp.ones(192)), (kernel, bias)
+    x = norm_dense(x, x[0], x[1], 1e-6, kernel, bias)
+    x = norm_attention_added(x, x[0], x[1], 1e-6, layers, jnp.ones(len(x), bool), 4, 1e-3)
+    x = dense_added(x, x, kernel, bias)
     near = jax.vmap(lambda points: knn(points, points, 3, backend="kdtree").distances)(points)
     return x.sum() + near.sum()
 

@@ -27,8 +27,8 @@ from hdvpd.config.parts import GRAPH_MASKS
 from hdvpd.config.settings import Count, CountOrZero, Settings, require
 from hdvpd.dynamics.graph_masks import NeighborMask, Plan
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.dense import on_host, relu_attention
-from hdvpd.kernels.layers import added, normed_beside
+from hdvpd.kernels.dense import on_host
+from hdvpd.kernels.layers import attention_added
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,8 @@ class GlobalAttention(nnx.Module, Generic[Plan]):
         layer = self.query_key_value
         if not plain or layer.dtype is not None or not on_host(self.kernels, tokens):
             return tokens + self(norm(tokens), mask, plan)
-        together, tokens = normed_beside(norm, [layer], tokens, self.kernels)
-        attended = relu_attention(together, mask, self.settings.num_heads, RELU_LEAST)
-        return added(tokens, self.out, attended, self.kernels)
+        layers, heads = (layer, self.out), self.settings.num_heads
+        return attention_added(tokens, norm, layers, mask, heads, RELU_LEAST)
 
     def _features(
         self, query: Float[Array, "t a w"], key: Float[Array, "t a w"], mask: Bool[Array, "t"]

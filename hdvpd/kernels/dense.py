@@ -118,22 +118,32 @@ def norm_mlp_added(
     return _mlp(epsilon, moving, ())
 
 
-def relu_attention(
-    queries_keys_values: Float[JaxArray, "t w"],
+def norm_attention_added(
+    x: Float[JaxArray, "t d"],
+    scale: Float[JaxArray, "d"],
+    offset: Float[JaxArray, "d"],
+    epsilon: float,
+    layers: Sequence[tuple[Float[JaxArray, "a b"], Float[JaxArray, "b"]]],
     mask: Bool[Array, "t"],
     num_heads: int,
     least: float,
 ) -> Float[JaxArray, "t d"]:
-    """Return `attention.linear.linear_attention` of ReLU features.
+    """Return x + second(`attention.linear.linear_attention` of ReLU features of first(norm(x))).
 
     Args:
-      queries_keys_values: w = 3 d, beside each other, each of all heads beside each other.
+      x: rows.
+      scale: of the norm.
+      offset: of the norm.
+      epsilon: added to the variance.
+      layers: kernel and bias of either; the first returns queries, keys and values beside each
+        other, each of all heads beside each other.
       mask: real tokens.
       num_heads: heads.
       least: added to ReLU.
     """
     share = mask / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
-    return _attend((num_heads, least), queries_keys_values, share)
+    moving = (x, jnp.stack([scale, offset]), *layers[0], *layers[1])
+    return _attention((epsilon, num_heads, least), moving, share)
 
 
 def _norm_forward(settings, moving, fixed):
@@ -198,18 +208,23 @@ def _mlp_backward(epsilon, moving, fixed, saved, result_bar):
     return tuple(fill_each(mlp_host.backward, shapes, *arguments))
 
 
-def _attention_forward(settings, moving, fixed):
-    num_heads, least = settings
-    rows, width = moving.shape[0], moving.shape[1] // 3
+def _attention_forward(settings, moving, share):
+    epsilon, num_heads, least = settings
+    x, norm, kernel, bias, *out = moving
+    rows, width = x.shape
     each = width // num_heads
-    shapes = [(rows, width), (num_heads, each, each), (num_heads, each)]
-    result, *sums = fill_each(linear_attention_host.forward, shapes, moving, fixed, _real(least))
-    return result, sums
+    shapes = [x.shape, (rows, 3 * width), (num_heads, each, each), (num_heads, each)]
+    arguments = (x, norm, _real(epsilon), kernel, bias, share, _real(least), *out)
+    result, *saved = fill_each(linear_attention_host.forward, shapes, *arguments)
+    return result, saved
 
 
-def _attention_backward(settings, moving, fixed, sums, result_bar):
-    arguments = (moving, fixed, _real(settings[1]), *sums, result_bar)
-    return fill_each(linear_attention_host.backward, [moving.shape], *arguments)[0]
+def _attention_backward(settings, moving, share, saved, result_bar):
+    epsilon, _, least = settings
+    x, norm, kernel, _, out_kernel, _ = moving
+    shapes = [array.shape for array in moving]
+    before = (x, norm, _real(epsilon), kernel, share, _real(least), out_kernel)
+    return tuple(fill_each(linear_attention_host.backward, shapes, *before, *saved, result_bar))
 
 
 def _real(number):
@@ -220,4 +235,4 @@ _norm_dense = differentiable(_norm_forward, _norm_backward)
 _dense = differentiable(_forward, _backward)
 _bent = differentiable(_bent_forward, _bent_backward)
 _mlp = differentiable(_mlp_forward, _mlp_backward)
-_attend = differentiable(_attention_forward, _attention_backward)
+_attention = differentiable(_attention_forward, _attention_backward)

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hdvpd.basics.types import Float, JaxArray
+from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.dense import (
     dense_added,
     dense_gelu,
+    norm_attention_added,
     norm_dense,
     norm_dense_beside,
     norm_mlp_added,
@@ -68,6 +69,22 @@ def mlp_added(
     assert norm.bias is not None
     weights = [(layer.kernel[...], _bias(layer)) for layer in layers]
     return norm_mlp_added(x, norm.scale[...], norm.bias[...], norm.epsilon, weights)
+
+
+def attention_added(
+    x: Float[JaxArray, "t d"],
+    norm: nnx.LayerNorm,
+    layers: tuple[nnx.Linear, nnx.Linear],
+    mask: Bool[Array, "t"],
+    num_heads: int,
+    least: float,
+) -> Float[JaxArray, "t d"]:
+    """Return `norm_attention_added` of flax's layers, on arrays that are `on_host`."""
+    assert norm.scale is not None
+    assert norm.bias is not None
+    weights = [(layer.kernel[...], _bias(layer)) for layer in layers]
+    scale, offset = norm.scale[...], norm.bias[...]
+    return norm_attention_added(x, scale, offset, norm.epsilon, weights, mask, num_heads, least)
 
 
 def added(

@@ -1,8 +1,9 @@
-"""Host form of linear attention with ReLU features, all heads in blocks of rows.
+"""Host form of linear attention with ReLU features and the layers about it, in blocks of rows.
 
-Sums over all tokens are made of those of fixed parts of the rows, in their order, whatever the
-number of threads. A head's columns are too few for numba to make vectors of their loops: they are
-vectors of their own here, the last one of a head perhaps with zeros at its end.
+Cotangents of queries, keys and values, and what the layer behind gets, stay in the cache. Sums over
+all tokens are made of those of fixed parts of the rows, in their order, whatever the number of
+threads. A head's columns are too few for numba to make vectors of their loops: they are vectors of
+their own here, the last one of a head perhaps with zeros at its end.
 """
 
 from typing import no_type_check
@@ -10,10 +11,15 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, compiled_njit, exact_parallel_njit
-from hdvpd.kernels.dense_host import AT_ONCE, parts_of
+from hdvpd.kernels.compiled import (
+    add_parts,
+    clear,
+    compiled_njit,
+    exact_parallel_njit,
+)
+from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
 from hdvpd.kernels.host import each
-from hdvpd.kernels.rows_host import add_rows, announce
+from hdvpd.kernels.rows_host import add_rows, add_to, announce, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
@@ -40,153 +46,247 @@ def forward(*arrays: np.ndarray) -> None:
     """Fill in the result and what the backward pass needs.
 
     Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
+      *arrays: x, norm, epsilon, kernel, bias, share and least of `_to_sums`, out_kernel, out_bias
+        and result of `_from_sums`, then qkv, summary and total of both; there may be further axes
+        in front (`host.each`).
     """
-    for x in each((2, 1, 0, 2, 3, 2), *arrays):
-        _forward(*x)
+    for x in each((2, 2, 0, 2, 1, 1, 0, 2, 1, 2, 2, 3, 2), *arrays):
+        rows, norm, epsilon, kernel, bias, share, least = x[:7]
+        out_kernel, out_bias, result, qkv, summary, total = x[7:]
+        _to_sums(rows, norm, epsilon, kernel, bias, share, least, qkv, summary, total)
+        _from_sums(rows, least, out_kernel, out_bias, qkv, summary, total, result)
 
 
 def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangent of queries, keys and values.
+    """Fill in the cotangents of x, norm, both kernels and their biases.
 
     Args:
-      *arrays: those of `_to_queries`; there may be further axes in front (`host.each`).
+      *arrays: x, norm, epsilon, kernel, share, least, out_kernel, qkv, summary and total of
+        `forward`, the cotangent of its result, and those that are filled in; there may be further
+        axes in front (`host.each`).
     """
-    for x in each((2, 1, 0, 3, 2, 2, 2), *arrays):
-        qkv, share, least, _, _, _, qkv_bar = x
-        summary_bar, total_bar = _to_queries(*x)
-        _to_keys_and_values(qkv, share, least, summary_bar, total_bar, qkv_bar)
+    ranks = (2, 2, 0, 2, 1, 0, 2, 2, 3, 2, 2, 2, 2, 2, 1, 2, 1)
+    for x in each(ranks, *arrays):
+        rows, norm, epsilon, kernel, share, least, out_kernel, qkv, summary, total, bar = x[:11]
+        rows_bar, norm_bar, kernel_bar, bias_bar, out_kernel_bar, out_bias_bar = x[11:]
+        query_bar, summary_bar, total_bar = _to_queries(
+            qkv, least, summary, total, out_kernel, bar, out_kernel_bar, out_bias_bar
+        )
+        _to_rows(
+            rows, norm, epsilon, kernel, share, least, qkv, query_bar, summary_bar, total_bar, bar,
+            rows_bar, norm_bar, kernel_bar, bias_bar,
+        )  # fmt: skip
 
 
 @exact_parallel_njit()
 @no_type_check
-def _forward(
-    qkv: np.ndarray,
+def _to_sums(
+    x: np.ndarray,
+    norm: np.ndarray,
+    epsilon: float,
+    kernel: np.ndarray,
+    bias: np.ndarray,
     share: np.ndarray,
     least: float,
-    result: np.ndarray,
+    qkv: np.ndarray,
     summary: np.ndarray,
     total: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in queries, keys and values, and their sums over all tokens.
 
     Args:
-      qkv: (t, 3 d) queries, keys and values, each of all heads.
+      x: (t, d) rows.
+      norm: (2, d) scale and offset of the LayerNorm.
+      epsilon: added to the variance.
+      kernel: (d, 3 d) to queries, keys and values.
+      bias: (3 d,).
       share: (t,) weight of every token in the sums.
       least: added to ReLU.
-      result: (t, d).
+      qkv: (t, 3 d) queries, keys and values, each of all heads.
       summary: (a, w, w) sum over tokens of key feature times value, per head.
       total: (a, w) sum of key features.
     """
-    rows, width = result.shape
+    rows, width = x.shape
     heads, each_width = total.shape
     parts = parts_of(rows)
+    inner_kernel, inner_bias = scaled(norm, kernel), shifted(norm, kernel, bias)
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
     totals = np.empty((parts, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((AT_ONCE, width), np.float32)
+        spaces, factors = np.empty((2, AT_ONCE, width), np.float32), np.empty(AT_ONCE, np.float32)
         clear(summaries[part])
         clear(totals[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            keys = space[: end - begin]
+            normed, keys = spaces[0, : end - begin], spaces[1, : end - begin]
+            normalize(x[begin:end], epsilon, normed, factors, qkv[begin:end])
+            add_product(normed, inner_kernel, 0, qkv[begin:end])
+            add_to(qkv[begin:end], qkv[:0], inner_bias)
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             add_rows(keys, totals[part : part + 1])
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
-                add_transposed_product(
-                    keys[:, columns], qkv[begin:end, values], 1, summaries[part, head]
-                )
+                mine = qkv[begin:end, values]
+                add_transposed_product(keys[:, columns], mine, 1, summaries[part, head])
     add_parts(summaries, summary)
     add_parts(totals.reshape(parts, heads, each_width), total)
+
+
+@exact_parallel_njit()
+@no_type_check
+def _from_sums(
+    x: np.ndarray,
+    least: float,
+    out_kernel: np.ndarray,
+    out_bias: np.ndarray,
+    qkv: np.ndarray,
+    summary: np.ndarray,
+    total: np.ndarray,
+    result: np.ndarray,
+) -> None:
+    """Fill in the result, (t, d), of the layer behind: `out_kernel`, (d, d), and `out_bias`."""
+    rows, width = x.shape
+    heads, parts = total.shape[0], parts_of(rows)
+    outer_bias = out_bias.reshape(1, -1)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((AT_ONCE, width), np.float32)
+        spaces = np.empty((2, AT_ONCE, width), np.float32)
         inverses = np.empty((AT_ONCE, heads), np.float32)
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            queries = space[: end - begin]
-            _divided_queries(qkv[begin:end], least, total, result[begin:end], queries, inverses)
-            for head in range(heads):
-                columns = slice(head * each_width, (head + 1) * each_width)
-                add_product(queries[:, columns], summary[head], 0, result[begin:end, columns])
+            queries, attended = spaces[0, : end - begin], spaces[1, : end - begin]
+            _divided_queries(qkv[begin:end], least, total, x[begin:end], queries, inverses)
+            _attend(queries, summary, attended)
+            add_product(attended, out_kernel, 0, result[begin:end])
+            add_to(result[begin:end], x[begin:end], outer_bias)
 
 
 @exact_parallel_njit()
 @no_type_check
 def _to_queries(
     qkv: np.ndarray,
-    share: np.ndarray,
     least: float,
     summary: np.ndarray,
     total: np.ndarray,
+    out_kernel: np.ndarray,
     result_bar: np.ndarray,
-    qkv_bar: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fill in the cotangent of queries; return those of the sums, of shapes as in `_forward`."""
+    out_kernel_bar: np.ndarray,
+    out_bias_bar: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fill in the cotangents of the layer behind; return those of queries and of the sums.
+
+    Shapes are as in `_to_sums`; queries are (t, d).
+    """
     rows, width = result_bar.shape
     heads, each_width = total.shape
     parts = parts_of(rows)
+    query_bar = np.empty((rows, width), np.float32)
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
     totals = np.empty((parts, heads, each_width), np.float32)
+    kernel_bars = np.empty((parts, width, width), np.float32)
+    bias_bars = np.empty((parts, 1, width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((2, AT_ONCE, width), np.float32)
+        spaces = np.empty((3, AT_ONCE, width), np.float32)
         inverses = np.empty((AT_ONCE, heads), np.float32)
         clear(summaries[part])
         clear(totals[part])
+        clear(kernel_bars[part])
+        clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            queries, bar = space[0, : end - begin], space[1, : end - begin]
+            queries, attended = spaces[0, : end - begin], spaces[1, : end - begin]
+            bar = spaces[2, : end - begin]
             _divided_queries(qkv[begin:end], least, total, result_bar[begin:end], queries, inverses)
+            _attend(queries, summary, attended)
+            add_transposed_product(attended, result_bar[begin:end], 1, kernel_bars[part])
+            add_rows(result_bar[begin:end], bias_bars[part])
+            attended_bar = attended  # which is not needed any more
+            add_product_transposed(result_bar[begin:end], out_kernel, 0, attended_bar)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
-                add_product_transposed(
-                    result_bar[begin:end, columns], summary[head], 0, bar[:, columns]
-                )
+                add_product_transposed(attended_bar[:, columns], summary[head], 0, bar[:, columns])
                 add_transposed_product(
-                    queries[:, columns], result_bar[begin:end, columns], 1, summaries[part, head]
+                    queries[:, columns], attended_bar[:, columns], 1, summaries[part, head]
                 )
             _undo_queries(
-                queries, inverses, bar, total, qkv[begin:end], totals[part], qkv_bar[begin:end]
+                queries, inverses, bar, total, qkv[begin:end], totals[part], query_bar[begin:end]
             )
     summary_bar, total_bar = np.empty_like(summary), np.empty_like(total)
     add_parts(summaries, summary_bar)
     add_parts(totals, total_bar)
-    return summary_bar, total_bar
+    add_all_parts(kernel_bars, out_kernel_bar)
+    add_parts(bias_bars, out_bias_bar)
+    return query_bar, summary_bar, total_bar
 
 
 @exact_parallel_njit()
 @no_type_check
-def _to_keys_and_values(
-    qkv: np.ndarray,
+def _to_rows(
+    x: np.ndarray,
+    norm: np.ndarray,
+    epsilon: float,
+    kernel: np.ndarray,
     share: np.ndarray,
     least: float,
+    qkv: np.ndarray,
+    query_bar: np.ndarray,
     summary_bar: np.ndarray,
     total_bar: np.ndarray,
-    qkv_bar: np.ndarray,
+    result_bar: np.ndarray,
+    x_bar: np.ndarray,
+    norm_bar: np.ndarray,
+    kernel_bar: np.ndarray,
+    bias_bar: np.ndarray,
 ) -> None:
-    """Fill in the cotangents of keys and values."""
-    rows, width = qkv.shape[0], qkv.shape[1] // 3
+    """Fill in the cotangents of x and of the layer before."""
+    rows, width = x.shape
     heads, each_width = total_bar.shape
     parts = parts_of(rows)
+    inner_kernel = scaled(norm, kernel)
+    kernel_bars = np.empty((parts, width, 3 * width), np.float32)
+    bias_bars = np.empty((parts, 1, 3 * width), np.float32)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        space = np.empty((2, AT_ONCE, width), np.float32)
+        spaces, factors = np.empty((2, AT_ONCE, width), np.float32), np.empty(AT_ONCE, np.float32)
+        whole = np.empty((AT_ONCE, 3 * width), np.float32)
+        clear(kernel_bars[part])
+        clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            keys, bar = space[0, : end - begin], space[1, : end - begin]
+            keys, bar = spaces[0, : end - begin], spaces[1, : end - begin]
+            qkv_bar = whole[: end - begin]
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
-                add_product_transposed(
-                    qkv[begin:end, values], summary_bar[head], 0, bar[:, columns]
-                )
-                add_product(keys[:, columns], summary_bar[head], 0, qkv_bar[begin:end, values])
-            _undo_keys(bar, total_bar, share[begin:end], qkv[begin:end], qkv_bar[begin:end])
+                mine = qkv[begin:end, values]
+                add_product_transposed(mine, summary_bar[head], 0, bar[:, columns])
+                add_product(keys[:, columns], summary_bar[head], 0, qkv_bar[:, values])
+            _undo_keys(
+                bar, query_bar[begin:end], total_bar, share[begin:end], qkv[begin:end], qkv_bar
+            )
+            normed = keys  # likewise
+            normalize(x[begin:end], epsilon, normed, factors, result_bar[begin:end])
+            add_transposed_product(normed, qkv_bar, 1, kernel_bars[part])
+            add_rows(qkv_bar, bias_bars[part])
+            add_product_transposed(qkv_bar, inner_kernel, 0, x_bar[begin:end])
+            undo_normalize(normed, factors, result_bar[begin:end], x_bar[begin:end])
+    add_all_parts(kernel_bars, kernel_bar)
+    add_parts(bias_bars, bias_bar)
+    to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar)
+
+
+@compiled_njit()
+@no_type_check
+def _attend(queries, summary, attended):
+    """Fill in the heads' products of queries and their summaries."""
+    heads, width = summary.shape[0], summary.shape[1]
+    for head in range(heads):
+        columns = slice(head * width, (head + 1) * width)
+        add_product(queries[:, columns], summary[head], 0, attended[:, columns])
 
 
 @compiled_njit()
@@ -229,13 +329,8 @@ def _divided_queries(qkv, least, total, next_rows, queries, inverses):
             inverses[row, head] = inverse
             factor = everywhere(inverse, _WIDTH)
             for column in range(first, end, _WIDTH):
-                store_before(
-                    end,
-                    load_before(end, queries, row, column, _WIDTH) * factor,
-                    queries,
-                    row,
-                    column,
-                )
+                query = load_before(end, queries, row, column, _WIDTH) * factor
+                store_before(end, query, queries, row, column)
 
 
 @compiled_njit()
@@ -247,7 +342,7 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
       queries: what `_divided_queries` fills in.
       inverses: likewise.
       bar: cotangent of `queries` as if their products with the total were constants.
-      total: as in `_forward`.
+      total: as in `_to_sums`.
       qkv: likewise.
       total_bar: gets the sum.
       qkv_bar: gets the first columns.
@@ -277,11 +372,22 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
 
 @compiled_njit()
 @no_type_check
-def _undo_keys(bar, total_bar, share, qkv, qkv_bar):
-    """Fill in the cotangent of keys from that of weighted keys, which lacks the total's part."""
+def _undo_keys(bar, query_bar, total_bar, share, qkv, qkv_bar):
+    """Fill in the cotangents of queries and keys.
+
+    Args:
+      bar: cotangent of weighted keys but for the total's part.
+      query_bar: that of queries.
+      total_bar: that of the total.
+      share: as in `_to_sums`.
+      qkv: likewise.
+      qkv_bar: gets the first columns.
+    """
     heads, width = total_bar.shape
     for row in range(bar.shape[0]):
-        announce(qkv_bar, row + _AHEAD, heads * width, 2 * heads * width)
+        for column in range(0, heads * width, _WIDTH):
+            query = load_before(heads * width, query_bar, row, column, _WIDTH)
+            store_before(heads * width, query, qkv_bar, row, column)
         weight = everywhere(share[row], _WIDTH)
         for head in range(heads):
             first, end = (heads + head) * width, (heads + head + 1) * width
