@@ -33,7 +33,7 @@ Loss = Callable[
     [Params, Batch, PRNGKey, Int[Array, ""] | int], tuple[Float[Array, ""], Float[Array, "s"]]
 ]
 Gradient = Callable[
-    [Params, Batch, PRNGKey], tuple[tuple[Float[Array, ""], Float[Array, "s"]], Params]
+    [Params, Batch, PRNGKey], tuple[tuple[Float[Array, ""], Float[Array, "s"]], Any]
 ]
 
 _WINDOWS = "windows"
@@ -295,18 +295,26 @@ def in_parts(compute: Callable[..., Any], parts: int) -> Callable[..., Any]:
     return of_windows
 
 
-def make_gradient(loss: Loss, layout: Layout) -> Gradient:
+def make_gradient(loss: Loss, layout: Layout, pack: Callable[[Params, Params], Any]) -> Gradient:
     """Make the gradient of a loss over a batch that lies as the layout says.
 
     Args:
       loss: (parameters, some windows, key, place of the first in the batch) -> mean over these
         windows, and the same per predicted step.
       layout: of the training.
+      pack: (parameters, their gradient) -> what devices exchange, in few arrays: on CPUs they wait
+        for each other once for each.
 
     Returns:
-      (parameters, batch, key) -> (loss over the batch, gradient), the same on every device.
+      (parameters, batch, key) -> (loss over the batch, packed gradient), the same on every device.
     """
-    return over_windows(jax.value_and_grad(loss, has_aux=True), layout)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+
+    def packed(params: Params, *windows: Any) -> Any:
+        found, grads = gradient(params, *windows)
+        return found, pack(params, grads)
+
+    return over_windows(packed, layout)
 
 
 def stated_bytes(program: str) -> dict[str, int]:

@@ -87,15 +87,19 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     optimizer = create_optimizer(config.train)
     schedule, decay = learning_rate(config.train), config.train.ema_decay
     layout = make_layout(config.train)
-    gradient = make_gradient(_mean_loss(graphdef), layout)
+
+    def rows(params: Params) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        return (lambda x: x,) * 2 if layout.shard_state else in_rows(params)
+
+    gradient = make_gradient(_mean_loss(graphdef), layout, lambda params, x: rows(params)[0](x))
 
     def train_step(state: TrainState, batch: Batch, run_key: PRNGKey) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(run_key, state.step)
         averages = state.iterate is not None
         old = (state.iterate, state.params) if averages else (state.params, None)
         (value, per_step), grads = gradient(old[0], batch, key)
-        pack, unpack = (lambda x: x,) * 2 if layout.shard_state else in_rows(state.params)
-        grads, kept = pack(grads), pack((*old, state.opt_state))
+        pack, unpack = rows(state.params)
+        kept = pack((*old, state.opt_state))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
         taken = state.step - state.nonfinite_total
