@@ -142,8 +142,8 @@ class ContactTokens(nnx.Module):
         robot: RobotPoints,
         carried_m: Sequence[Float[Array, "n 3"]],
         identity: Float[JaxArray, "p i"],
-    ) -> Float[JaxArray, "u d"]:
-        """Return the parts of the particles at t - 2, then of those at t - 1.
+    ) -> list[Float[JaxArray, "n d"]]:
+        """Return the parts of the particles at t - 2 and of those at t - 1.
 
         Args:
           clouds: at t - 2 and t - 1.
@@ -157,5 +157,5 @@ class ContactTokens(nnx.Module):
             other, moved_m = clouds[1 - slice_], carried_m[slice_]
             told = explanations(cloud, other, moved_m, self.backend)
             edges = self.edges(cloud, robot, slice_, identity, self.backend)
-            parts.append(self.history(jnp.asarray(told)) + edges)
-        return jnp.concatenate(parts)
+            parts.append(self.history(jnp.asarray(told), edges))
+        return parts

@@ -220,22 +220,24 @@ def _grasped(
     near = jnp.asarray(knn(top.middle, points, count, backend=backend).indices).T
     able = closed(jnp.asarray(robot.gripper)[2])[near] * ((points @ axis)[near] < top.height[None])
     level, places = _flat(points, axis).T, _flat(top.middle, axis).T
-    one, other = np.triu_indices(count, 1)
-    starts, ways = [], []
-    for mine, its in zip(level, places, strict=True):
-        offsets = mine[near] - its[None]
-        starts.append(offsets[one])
-        ways.append(offsets[other] - offsets[one])
-    length2 = jnp.maximum(_dot(ways, ways), _SMALLEST_M**2)
-    along = jnp.clip(-_dot(starts, ways) / length2, 0.0, 1.0)
-    passes = [start + along * way for start, way in zip(starts, ways, strict=True)]
-    # A disc of radius r has a radius of gyration of r / sqrt(2).
-    holds = _dot(passes, passes) < 2.0 * _GRASP_SHARE**2 * top.gyration2[None]
-    return jnp.max(holds * able[one] * able[other], axis=0, initial=0.0)
+    offsets = [mine[near] - its[None] for mine, its in zip(level, places, strict=True)]
+    grasped = jnp.zeros(top.height.shape)
+    # Of pairs picked by their numbers, XLA would make no vector code.
+    for one in range(count - 1):
+        starts = [offset[one][None] for offset in offsets]
+        ways = [offset[one + 1 :] - offset[one][None] for offset in offsets]
+        length2 = jnp.maximum(_dot(ways, ways), _SMALLEST_M**2)
+        along = jnp.clip(-_dot(starts, ways) / length2, 0.0, 1.0)
+        passes = [start + along * way for start, way in zip(starts, ways, strict=True)]
+        # A disc of radius r has a radius of gyration of r / sqrt(2).
+        holds = _dot(passes, passes) < 2.0 * _GRASP_SHARE**2 * top.gyration2[None]
+        held = holds * able[one][None] * able[one + 1 :]
+        grasped = jnp.maximum(grasped, held.max(axis=0))
+    return grasped
 
 
 def _dot(
-    x: Sequence[Float[Array, "*batch"]], y: Sequence[Float[Array, "*batch"]]
+    x: Sequence[Float[Array, "*#batch"]], y: Sequence[Float[Array, "*#batch"]]
 ) -> Float[JaxArray, "*batch"]:
     return sum((jnp.multiply(a, b) for a, b in zip(x, y, strict=True)), jnp.zeros(()))
 

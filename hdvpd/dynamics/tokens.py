@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,8 @@ from hdvpd.dynamics.shadow import Shadow
 from hdvpd.dynamics.surroundings import Surroundings, surroundings
 from hdvpd.dynamics.things import moved_things
 from hdvpd.dynamics.unseen import draw_unseen
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.layers import summed
 from hdvpd.kernels.neighbors import Backend
 
 _POINT_EMBEDDING_DIM = 16
@@ -97,6 +100,7 @@ class Tokens(nnx.Module):
             else None
         )
         self.knn: Backend = config.knn
+        self.kernels: Kernels = config.kernels
         self.num_frequencies = config.position_frequencies
         size = 3 + 6 * self.num_frequencies
         embed = config.position_embedding
@@ -112,32 +116,35 @@ class Tokens(nnx.Module):
         self, previous: ParticleCloud, current: ParticleCloud, robot: RobotPoints
     ) -> tuple[Float[JaxArray, "t d"], Float[Array, "t 3"], Bool[Array, "t"]]:
         """Return tokens, their positions and which are real."""
-        num_particles = previous.features.shape[0]
         num_points = robot.positions.shape[1]
         time, kind = self.time[...], self.kind[...]
-        scene = self.particle(jnp.concatenate([previous.features, current.features]))
-        clouds = previous, current
-        slices = list(enumerate(clouds))
-        if self.carried is not None:
-            motion = jnp.concatenate(
-                [carried_motion(cloud, robot, k, self.knn) for k, cloud in slices]
-            )
-            scene += self.carried(motion / MOTION_SCALE_M)
+        clouds, tokens = (previous, current), []
+        contact: Sequence[Float[JaxArray, "n d"] | None] = None, None
         if self.contact is not None:
-            between = [held_along(cloud, robot, k, 1 - k) for k, cloud in slices]
-            scene += self.contact(clouds, robot, between, self.point_embedding[...])
-        scene += jnp.repeat(time[:2], num_particles, axis=0) + kind[0][None]
-        skeleton = self.point(self._point_features(robot))
-        skeleton += jnp.repeat(time, num_points, axis=0) + kind[1][None]
-        tokens = jnp.concatenate([scene, skeleton])
-        positions = jnp.concatenate(
-            [previous.positions, current.positions, robot.positions.reshape(-1, 3)]
-        )
-        if self.position is not None:
-            from_center = positions - jnp.asarray(self.center)[None]
-            tokens += self.position(fourier_features(from_center, self.num_frequencies))
+            between = [held_along(cloud, robot, k, 1 - k) for k, cloud in enumerate(clouds)]
+            contact = self.contact(clouds, robot, between, self.point_embedding[...])
+        for k, cloud in enumerate(clouds):
+            told = [(self.particle, jnp.asarray(cloud.features)), *self._place(cloud.positions)]
+            if self.carried is not None:
+                motion = carried_motion(cloud, robot, k, self.knn)
+                told.append((self.carried, motion / MOTION_SCALE_M))
+            tokens.append(summed(told, time[k] + kind[0], contact[k], self.kernels))
+        places = robot.positions.reshape(-1, 3)
+        told = [(self.point, self._point_features(robot)), *self._place(places)]
+        tokens.append(summed(told, kind[1], jnp.repeat(time, num_points, axis=0), self.kernels))
+        positions = jnp.concatenate([previous.positions, current.positions, places])
         points_mask = jnp.ones((3 * num_points,), bool)
-        return tokens, positions, jnp.concatenate([previous.mask, current.mask, points_mask])
+        mask = jnp.concatenate([previous.mask, current.mask, points_mask])
+        return jnp.concatenate(tokens), positions, mask
+
+    def _place(
+        self, positions: Float[Array, "n 3"]
+    ) -> list[tuple[nnx.Linear, Float[JaxArray, "n w"]]]:
+        """Return the layer that tells where rows are with what it is told, if there is one."""
+        if self.position is None:
+            return []
+        from_center = positions - jnp.asarray(self.center)[None]
+        return [(self.position, fourier_features(from_center, self.num_frequencies))]
 
     def _point_features(self, robot: RobotPoints) -> Float[JaxArray, "u d"]:
         """Identity, gripper opening and displacement to the same point at t."""

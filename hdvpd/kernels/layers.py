@@ -101,9 +101,7 @@ def added(
       x: rows.
       kernels: compiled host code or plain JAX.
     """
-    if layer.dtype is not None or not on_host(kernels, x, residual):
-        return residual + layer(x)
-    return dense_added(residual, x, layer.kernel[...], _bias(layer))
+    return summed([(layer, x)], None, residual, kernels)
 
 
 def applied(
@@ -116,10 +114,38 @@ def applied(
       x: rows.
       kernels: compiled host code or plain JAX.
     """
-    if layer.dtype is not None or not on_host(kernels, x):
-        return layer(x)
-    nothing = jnp.zeros((0, layer.out_features), x.dtype)
-    return dense_added(nothing, x, layer.kernel[...], _bias(layer))
+    return summed([(layer, x)], None, None, kernels)
+
+
+def summed(
+    layers: Sequence[tuple[nnx.Linear, Float[JaxArray, "t _"]]],
+    shift: Float[JaxArray, "n"] | None,
+    residual: Float[JaxArray, "t n"] | None,
+    kernels: Kernels,
+) -> Float[JaxArray, "t n"]:
+    """Return residual + shift + the sum of layer(x) over some layers: on the host one product.
+
+    Args:
+      layers: with or without bias, each with its rows.
+      shift: the same for all rows.
+      residual: rows.
+      kernels: compiled host code or plain JAX.
+    """
+    first, x = layers[0]
+    rows = [x for _, x in layers]
+    if first.dtype is not None or not on_host(kernels, *rows):
+        result = first(x)
+        for layer, x in layers[1:]:
+            result = result + layer(x)
+        result = result if shift is None else result + shift[None]
+        return result if residual is None else residual + result
+    bias = jnp.zeros(first.out_features) if shift is None else shift
+    for layer, _ in layers:
+        bias += _bias(layer)
+    kernel = jnp.concatenate([layer.kernel[...] for layer, _ in layers])
+    if residual is None:
+        residual = jnp.zeros((0, first.out_features), x.dtype)
+    return dense_added(residual, jnp.concatenate(rows, axis=1), kernel, bias)
 
 
 def bent(layer: nnx.Linear, x: Float[JaxArray, "t d"], kernels: Kernels) -> Float[JaxArray, "t n"]:

@@ -89,7 +89,9 @@ def make_train_step(config: Config, graphdef: nnx.GraphDef) -> TrainStep:
     layout = make_layout(config.train)
 
     def rows(params: Params) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        return (lambda x: x,) * 2 if layout.shard_state else in_rows(params)
+        if layout.shard_state:
+            return lambda x: x, lambda x: x
+        return in_rows(params)
 
     gradient = make_gradient(_mean_loss(graphdef), layout, lambda params, x: rows(params)[0](x))
 
