@@ -11,6 +11,7 @@ import scenes
 from scipy.spatial.transform import Rotation
 
 from hdvpd.dynamics.carrying import FAR_M, carried_motion, held_along, taken_along
+from hdvpd.kernels import dense, onednn
 
 TURN = Rotation.from_rotvec([0.2, -0.3, 0.25])
 SHIFT = np.array([0.05, 0.02, -0.03])
@@ -137,3 +138,23 @@ def test_values_and_gradients_are_finite_where_points_coincide(spread):
     # What is planned is found by these gradients.
     assert np.abs(grads[1].positions[2]).max() > 0.0
     assert np.abs(grads[1].axes[2]).max() > 0.0
+
+
+@pytest.mark.skipif(not onednn.available(), reason="means are XLA's")
+@pytest.mark.parametrize("able", [None, [1.0, 0.2, 0.0, 0.6]])
+def test_host_code_and_plain_jax_hold_alike(able, monkeypatch):
+    """Values, and gradients of the robot: by these plans are found."""
+    monkeypatch.setattr(dense, "LEAST_ROWS", 1)
+    robot, cloud = scenes.random_robot(1, 4), scenes.random_cloud(2, 100, 2)
+    bar = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    able = None if able is None else jnp.resize(jnp.asarray(able), robot.positions.shape[1])
+
+    def both(kernels):
+        def held(robot, able):
+            return held_along(cloud, robot, 1, 2, None, able, kernels)
+
+        value, back = jax.vjp(held, robot, able)
+        return jax.tree.leaves((value, back(bar)))
+
+    for ours, theirs in zip(both("host"), both("xla"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * max(1.0, np.abs(theirs).max()))

@@ -11,6 +11,9 @@ import numpy as np
 
 from hdvpd.basics.geometry import EXACT, turned
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.dense import on_host
+from hdvpd.kernels.gaussian_mean import gaussian_mean
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
 MOTION_SCALE_M = 0.05
@@ -110,6 +113,7 @@ def held_along(
     until: int,
     at: Float[Array, "n 3"] | None = None,
     able: Float[Array, "p"] | None = None,
+    kernels: Kernels = "auto",
 ) -> Float[JaxArray, "n 3"]:
     """Return by how much the links nearby displace each particle together [m].
 
@@ -125,26 +129,41 @@ def held_along(
       at: the places from which d is taken, one for all particles that move as one [m]; by default
         each particle's own, and nothing moves that is too far to be held.
       able: how far each point takes part, 0 to 1, beside others that do; by default all do.
+      kernels: form in which the weighted mean is computed.
     """
     start = jnp.asarray(robot.positions)[slice_]
-    # Axis by axis: sums over an axis of three are not vectorised.
-    places = jax.lax.stop_gradient(jnp.asarray(cloud.positions if at is None else at))
-    x, y, z = (places[:, k, None] - jax.lax.stop_gradient(start)[None, :, k] for k in range(3))
-    squared = x**2 + y**2 + z**2
-    least = squared.min(axis=1, keepdims=True)
-    # Less the nearest, whose weight is 1: softmax would look for the largest once more.
-    weights = jnp.exp((least - squared) / _BANDWIDTH_M**2)
-    if able is not None:
-        weights *= jnp.maximum(able, _LEAST_ABLE)[None]
     turn, shift = _motions(robot, slice_, until)
     # x goes to x + shift + turn (x - start), from which the weighted mean is taken.
     middle = jax.lax.stop_gradient(start.mean(axis=0))[None]
     fixed = shift - turned(turn, start - middle)
     motions = jnp.concatenate([turn.reshape(-1, 9), fixed], axis=1)
-    mean = jnp.matmul(weights, motions, precision=EXACT) / weights.sum(axis=1, keepdims=True)
+    places, points = jax.lax.stop_gradient(
+        (jnp.asarray(cloud.positions if at is None else at), start)
+    )
+    shares = jnp.ones(len(start)) if able is None else jnp.maximum(able, _LEAST_ABLE)
+    mean_of = gaussian_mean if on_host(kernels, places, points) else _gaussian_mean
+    mean, least = mean_of(places, points, shares, motions, _BANDWIDTH_M)
     arm = cloud.positions - middle
     moved = mean[:, 9:] + turned(mean[:, :9].reshape(-1, 3, 3), arm)
-    return moved if at is not None else jnp.where(least < FAR_M**2, moved, 0.0)
+    return moved if at is not None else jnp.where(least[:, None] < FAR_M**2, moved, 0.0)
+
+
+def _gaussian_mean(
+    places: Float[JaxArray, "n 3"],
+    points: Float[JaxArray, "p 3"],
+    shares: Float[JaxArray, "p"],
+    table: Float[JaxArray, "p c"],
+    bandwidth: float,
+) -> tuple[Float[JaxArray, "n c"], Float[JaxArray, "n"]]:
+    """Return what `gaussian_mean` does."""
+    # Axis by axis: sums over an axis of three are not vectorised.
+    x, y, z = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
+    squared = x**2 + y**2 + z**2
+    least = squared.min(axis=1)
+    # Less the nearest, whose weight is 1: softmax would look for the largest once more.
+    weights = jnp.exp((least[:, None] - squared) / bandwidth**2) * shares[None]
+    sums = jnp.matmul(weights, table, precision=EXACT)
+    return sums / weights.sum(axis=1, keepdims=True), least
 
 
 def _motions(

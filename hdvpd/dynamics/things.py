@@ -123,14 +123,14 @@ def moved_things(
         support, and nothing falls.
       unseen: what cannot be seen of things; None takes what is likeliest.
       backend: of the neighbour searches.
-      kernels: form in which things are told apart.
+      kernels: form in which things are told apart, and how the robot's links move them.
     """
     cloud = dataclasses.replace(current, mask=jnp.asarray(current.mask) & things)
     found = segments(cloud, around, up=up, kernels=kernels)
     axis = None if up == "none" else up_axis(up)
     gripper = jnp.asarray(robot.gripper)
     able = closed(gripper[2])
-    carried_m = held_along(current, robot, 1, 2, able=able)
+    carried_m = held_along(current, robot, 1, 2, able=able, kernels=kernels)
     margin_m = jnp.full(found.label.shape, _TOUCH_M + _TOUCH_REACHES * found.reach_m)
     if unseen is not None:
         unseen = unseen_of_things(found, unseen, cloud.positions, axis)
@@ -148,7 +148,7 @@ def moved_things(
         moved_m = _passed_on(moved_m, cloud.positions, top, found, around, axis, unseen)
         # By one motion for all of a thing: of its own links each particle would go elsewhere.
         middle = found.mean(cloud.positions, found.inside.astype(jnp.float32))
-        carried_m = held_along(current, robot, 1, 2, middle)
+        carried_m = held_along(current, robot, 1, 2, middle, kernels=kernels)
         nearest = found.last(found.inside & (coming.now_m <= found.min(coming.now_m)))
         hands = coming.now_m, openings[:, nearest]
         moved_m = _held(moved_m, carried_m, *hands, found, around, axis)

@@ -121,7 +121,10 @@ class Tokens(nnx.Module):
         clouds, tokens = (previous, current), []
         contact: Sequence[Float[JaxArray, "n d"] | None] = None, None
         if self.contact is not None:
-            between = [held_along(cloud, robot, k, 1 - k) for k, cloud in enumerate(clouds)]
+            between = [
+                held_along(cloud, robot, k, 1 - k, kernels=self.kernels)
+                for k, cloud in enumerate(clouds)
+            ]
             contact = self.contact(clouds, robot, between, self.point_embedding[...])
         for k, cloud in enumerate(clouds):
             told = [(self.particle, jnp.asarray(cloud.features)), *self._place(cloud.positions)]
