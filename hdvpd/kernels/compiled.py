@@ -4,13 +4,17 @@
 compile.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, no_type_check
 
 import numpy as np
 from numba import config, njit
+from numba.core import caching
 
 _settings: Any = config
 
@@ -29,6 +33,27 @@ def _of_these_sources() -> str:
 
 if not _settings.CACHE_DIR:  # the user's NUMBA_CACHE_DIR comes first; else beside the sources
     _settings.CACHE_DIR = _of_these_sources()
+
+
+def _one_at_a_time(save: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """Let processes keep compiled functions one after another.
+
+    numba numbers the files of a function's forms, one for every type of arguments. Two processes
+    that compile two forms at once would write both to one file, and load the wrong one later.
+    """
+
+    @functools.wraps(save)
+    def keep(self: Any, key: Any, data: Any) -> None:
+        with Path(f"{self._index_path}.lock").open("wb") as held:
+            with contextlib.suppress(OSError):  # of a file system that knows no locks
+                fcntl.flock(held, fcntl.LOCK_EX)
+            save(self, key, data)
+
+    return keep
+
+
+_kept: Any = caching.IndexDataCacheFile
+_kept.save = _one_at_a_time(_kept.save)
 # OpenMP before TBB, whose outdated copy another package (Open3D) may already have loaded.
 _settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
