@@ -254,7 +254,8 @@ def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
         monkeypatch.setattr(module, f"LEAST_{name}", 1)
 
     def slopes(host):
-        model = {"kernels": "host", "knn": "kdtree"}
+        model = {"kernels": "host", "knn": "kdtree", "position_frequencies": 2}
+        model |= {"carry": True, "contact": True, "colors": True, "up": "z"}
         graphdef, params = create_model(scenes.tiny_config(model=model), scenes.SCENE)
         monkeypatch.setattr(onednn, "available", lambda: host)
 
@@ -267,8 +268,8 @@ def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
         called = {
             module
             for module in (
-                *("dense_host", "mlp_host", "linear_attention_host"),
-                *("convolution_host", "group_norm"),
+                *("dense_host", "mlp_host", "gelu_dense_host", "linear_attention_host"),
+                *("convolution_host", "group_norm", "gaussian_mean_host"),
             )
             if module in program.as_text()
         }
@@ -276,7 +277,7 @@ def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
 
     ours, our_bars, used = slopes(host=True)
     theirs, their_bars, unused = slopes(host=False)
-    assert len(used) == 5
+    assert len(used) == 7
     assert not unused
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     bars = [jax.flatten_util.ravel_pytree(x)[0] for x in (our_bars, their_bars)]
