@@ -107,6 +107,11 @@ def finish(
     return done
 
 
+def told(done: Sequence[tuple[int, str, str]]) -> str:
+    """Return all that processes wrote; of a tuple, pytest would leave the middle out."""
+    return "\n".join(f"status {status}\n{out}\n{errors}" for status, out, errors in done)
+
+
 def assert_told_of_loss(status: int, errors: str) -> None:
     """A process whose partner was killed at any moment has said so and has ended.
 

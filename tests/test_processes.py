@@ -85,7 +85,7 @@ def test_two_processes_train_as_one_device_does(
     done = processes.finish(
         processes.start_training(with_train(config, shard_state=True), run, 2, devices=1)
     )
-    assert [status for status, _, _ in done] == [0, 0], done
+    assert [status for status, _, _ in done] == [0, 0], processes.told(done)
     assert_same_losses(run, alone)
     assert CheckpointStore(run).steps() == [0, 3, 6]
     # Each wrote the part of the state that it held.
@@ -120,7 +120,7 @@ def test_processes_and_devices_evaluate_as_one_device_does(small_run: Path, tmp_
     done = processes.finish(
         processes.start([*words, str(tmp_path / "four"), "--eval.num-devices", "0"], 2, devices=2)
     )
-    assert [status for status, _, _ in done] == [0, 0], done
+    assert [status for status, _, _ in done] == [0, 0], processes.told(done)
     one, four = tmp_path / "one", tmp_path / "four"
     names = {str(f.relative_to(one)) for f in one.rglob("*") if f.is_file()}
     assert names == {str(f.relative_to(four)) for f in four.rglob("*") if f.is_file()}

@@ -80,7 +80,7 @@ def test_a_long_run_is_flat(
 def test_four_processes_train_as_one_does(config: Config, tmp_path: Path) -> None:
     for count in (1, 4):
         done = processes.finish(processes.start_training(config, tmp_path / f"{count}", count))
-        assert [status for status, _, _ in done] == [0] * count, done
+        assert [status for status, _, _ in done] == [0] * count, processes.told(done)
     assert_same_losses(tmp_path / "4", tmp_path / "1")
 
 
@@ -126,7 +126,7 @@ def test_particles_on_devices_of_several_processes_change_as_on_one(
     count: int, devices: int
 ) -> None:
     done = processes.finish(processes.start([], count, devices=devices, before=SPREAD))
-    assert [status for status, _, _ in done] == [0] * count, done
+    assert [status for status, _, _ in done] == [0] * count, processes.told(done)
     assert all(out.endswith(f"compared {count * devices}\n") for _, out, _ in done), done
 
 
@@ -137,7 +137,7 @@ def test_a_signal_to_one_process_stops_all(config: Config, tmp_path: Path) -> No
         wait_for_checkpoint(run, 5, started)
         started[1].send_signal(signal.SIGTERM)
         done = processes.finish(started)
-    assert [status for status, _, _ in done] == [143, 143], done
+    assert [status for status, _, _ in done] == [143, 143], processes.told(done)
     last = CheckpointStore(run).sound_step()
     assert max(step for kind, step in losses(run) if kind == "train") == last
 
@@ -177,7 +177,7 @@ def test_processes_killed_while_all_save_lose_nothing_that_is_saved(
     for name, count in (("alone", 1), ("run", 2)):
         first = with_train(config, num_steps=200 if count == 1 else 2)
         done = processes.finish(processes.start_training(first, tmp_path / name, count))
-        assert [status for status, _, _ in done] == [0] * count, done
+        assert [status for status, _, _ in done] == [0] * count, processes.told(done)
     run = tmp_path / "run"
     for number in range(8):
         before, count = CheckpointStore(run).sound_step(), 1 if number % 4 == 3 else 2
@@ -193,7 +193,7 @@ def test_processes_killed_while_all_save_lose_nothing_that_is_saved(
             print(f"process {number % count} lost: the other ended with {status}, {seconds:.1f} s")
             processes.assert_told_of_loss(status, errors)
     done = processes.finish(processes.start_training(config, run, 2, "--resume", "auto"))
-    assert [status for status, _, _ in done] == [0, 0], done
+    assert [status for status, _, _ in done] == [0, 0], processes.told(done)
     assert_same_losses(run, tmp_path / "alone")
 
 
@@ -210,7 +210,7 @@ def test_two_commands_share_a_comparison(tmp_path: Path, debug_config: Config) -
         for _ in range(2)
     ]
     done = processes.finish(both)
-    assert [status for status, _, _ in done] == [0, 0], done
+    assert [status for status, _, _ in done] == [0, 0], processes.told(done)
     for run in (tmp_path / "out" / "runs").iterdir():
         steps = [step for kind, step in losses(run) if kind == "train"]
         assert steps == [1, 2], run
@@ -234,7 +234,7 @@ def test_a_refusal_in_one_process_ends_all(config: Config, tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     done = processes.finish(processes.start_training(config, tmp_path / "run", 2), seconds=120)
-    assert [status for status, _, _ in done] == [2, 2], done
+    assert [status for status, _, _ in done] == [2, 2], processes.told(done)
     assert "already exists" in done[0][2]
 
 
