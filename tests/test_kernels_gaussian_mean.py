@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from threads import check_that_threads_change_nothing
 
-from hdvpd.kernels import onednn
+from hdvpd.kernels import dense, onednn
 from hdvpd.kernels.gaussian_mean import gaussian_mean
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="means are XLA's")
 
 BANDWIDTH = 0.07
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch):
+    monkeypatch.setattr(dense, "LEAST_ROWS", 0)
 
 
 def inputs(count, points=21, columns=12, seed=0):

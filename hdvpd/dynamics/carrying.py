@@ -12,7 +12,6 @@ import numpy as np
 from hdvpd.basics.geometry import EXACT, turned
 from hdvpd.basics.types import Array, Float, JaxArray, ParticleCloud, RobotPoints
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.dense import on_host
 from hdvpd.kernels.gaussian_mean import gaussian_mean
 from hdvpd.kernels.neighbors import Backend, Neighbors, knn
 
@@ -141,29 +140,10 @@ def held_along(
         (jnp.asarray(cloud.positions if at is None else at), start)
     )
     shares = jnp.ones(len(start)) if able is None else jnp.maximum(able, _LEAST_ABLE)
-    mean_of = gaussian_mean if on_host(kernels, places, points) else _gaussian_mean
-    mean, least = mean_of(places, points, shares, motions, _BANDWIDTH_M)
+    mean, least = gaussian_mean(places, points, shares, motions, _BANDWIDTH_M, kernels)
     arm = cloud.positions - middle
     moved = mean[:, 9:] + turned(mean[:, :9].reshape(-1, 3, 3), arm)
     return moved if at is not None else jnp.where(least[:, None] < FAR_M**2, moved, 0.0)
-
-
-def _gaussian_mean(
-    places: Float[JaxArray, "n 3"],
-    points: Float[JaxArray, "p 3"],
-    shares: Float[JaxArray, "p"],
-    table: Float[JaxArray, "p c"],
-    bandwidth: float,
-) -> tuple[Float[JaxArray, "n c"], Float[JaxArray, "n"]]:
-    """Return what `gaussian_mean` does."""
-    # Axis by axis: sums over an axis of three are not vectorised.
-    x, y, z = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
-    squared = x**2 + y**2 + z**2
-    least = squared.min(axis=1)
-    # Less the nearest, whose weight is 1: softmax would look for the largest once more.
-    weights = jnp.exp((least[:, None] - squared) / bandwidth**2) * shares[None]
-    sums = jnp.matmul(weights, table, precision=EXACT)
-    return sums / weights.sum(axis=1, keepdims=True), least
 
 
 def _motions(

@@ -1,13 +1,13 @@
-"""Means over points, weighted by a Gaussian of their distance, as host code.
-
-XLA's twin is in `dynamics.carrying.held_along`.
-"""
+"""Means over points, weighted by a Gaussian of their distance: host code and plain JAX."""
 
 import jax.numpy as jnp
 import numpy as np
 
+from hdvpd.basics.geometry import EXACT
 from hdvpd.basics.types import Array, Float, JaxArray
 from hdvpd.kernels import gaussian_mean_host
+from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.dense import on_host
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill_each
 
@@ -18,6 +18,7 @@ def gaussian_mean(
     shares: Float[Array, "p"],
     table: Float[Array, "p c"],
     bandwidth: float,
+    kernels: Kernels = "auto",
 ) -> tuple[Float[JaxArray, "n c"], Float[JaxArray, "n"]]:
     """Return sum_p w_p T_p / sum_p w_p with w_p = s_p exp(-(d_p / bandwidth)^2), and min_p d_p^2.
 
@@ -27,9 +28,30 @@ def gaussian_mean(
       shares: s_p, more than 0.
       table: T_p.
       bandwidth: distance at which the exponential is 1 / e.
+      kernels: compiled host code, where places are many, or plain JAX.
     """
-    moving = jnp.asarray(shares), jnp.asarray(table)
-    return _mean(bandwidth, moving, (jnp.asarray(places), jnp.asarray(points)))
+    places, points = jnp.asarray(places), jnp.asarray(points)
+    shares, table = jnp.asarray(shares), jnp.asarray(table)
+    if not on_host(kernels, places, points, table):
+        return _plain(places, points, shares, table, bandwidth)
+    return _mean(bandwidth, (shares, table), (places, points))
+
+
+def _plain(
+    places: Float[JaxArray, "n 3"],
+    points: Float[JaxArray, "p 3"],
+    shares: Float[JaxArray, "p"],
+    table: Float[JaxArray, "p c"],
+    bandwidth: float,
+) -> tuple[Float[JaxArray, "n c"], Float[JaxArray, "n"]]:
+    # Axis by axis: sums over an axis of three are not vectorised.
+    x, y, z = (places[:, axis, None] - points[None, :, axis] for axis in range(3))
+    squared = x**2 + y**2 + z**2
+    least = squared.min(axis=1)
+    # Less the nearest, whose weight is 1: softmax would look for the largest once more.
+    weights = jnp.exp((least[:, None] - squared) / bandwidth**2) * shares[None]
+    sums = jnp.matmul(weights, table, precision=EXACT)
+    return sums / weights.sum(axis=1, keepdims=True), least
 
 
 def _forward(bandwidth, moving, fixed):

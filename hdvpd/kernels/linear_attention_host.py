@@ -268,7 +268,7 @@ def _to_rows(
             _undo_keys(
                 bar, query_bar[begin:end], total_bar, share[begin:end], qkv[begin:end], qkv_bar
             )
-            normed = keys  # likewise
+            normed = keys  # which are not needed any more
             normalize(x[begin:end], epsilon, normed, factors, result_bar[begin:end])
             add_transposed_product(normed, qkv_bar, 1, kernel_bars[part])
             add_rows(qkv_bar, bias_bars[part])
