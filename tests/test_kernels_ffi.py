@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import jax
@@ -212,6 +213,26 @@ def test_one_name_stands_for_one_function():
     assert jax.jit(lambda: ffi_call(fives, result))()[0] == 5
     with pytest.raises(ValueError, match=r"two functions .*make.<locals>.fill"):
         ffi_call(sixes, result)
+
+
+def test_threads_may_make_a_function_known_at_the_same_time(monkeypatch):
+    # As the devices of an evaluation do, each of which traces its programs.
+    def fill(result):
+        result[...] = 7
+
+    result = [jax.ShapeDtypeStruct((), np.float32)]
+    with ThreadPoolExecutor(1) as pool:
+        others, register = [], jax.ffi.register_ffi_target
+
+        def register_beside_another(*arguments, **settings):
+            others.append(pool.submit(lambda: jax.jit(lambda: ffi_call(fill, result))()))
+            wait(others, timeout=0.2)
+            register(*arguments, **settings)
+
+        monkeypatch.setattr(jax.ffi, "register_ffi_target", register_beside_another)
+        (ours,) = jax.jit(lambda: ffi_call(fill, result))()
+        (other,) = others
+        assert ours == other.result()[0] == 7
 
 
 def test_compiled_functions_are_kept_by_the_sources_of_all_kernels(tmp_path):

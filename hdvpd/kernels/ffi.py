@@ -123,21 +123,23 @@ def ffi_call(
 
 # Functions and their handlers, which have to stay alive: XLA holds their addresses.
 _REGISTERED: dict[str, tuple[Callable[..., None], Any]] = {}
+_REGISTERING = threading.Lock()
 
 
-@functools.cache
 def _register(function: Any) -> str:
     """Make a function known to XLA, once, and return the name under which it is.
 
     Programs and the compilation cache hold the name: it must stand for one function only, and for
-    the same one in every process.
+    the same one in every process. Threads may trace programs that call it at the same time.
     """
     name = f"{function.__module__}.{function.__qualname__}"
-    if name in _REGISTERED:
+    with _REGISTERING:
+        if name not in _REGISTERED:
+            handler = _Handler(functools.partial(_handle, function))
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
+            _REGISTERED[name] = function, handler
+    if _REGISTERED[name][0] is not function:
         raise ValueError(f"two functions {name}: compiled programs could call either.")
-    handler = _Handler(functools.partial(_handle, function))
-    _REGISTERED[name] = function, handler
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
     return name
 
 
