@@ -38,10 +38,10 @@ from hdvpd.basics.machine import keep_freed_memory
 from hdvpd.config import Config, ModelConfig, SceneSpec
 from hdvpd.config.members import member_names, with_member
 from hdvpd.dynamics.interlacer import InterlacerSettings
-from hdvpd.encoders.particles import z_order
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import Walks, exact_walks
+from hdvpd.kernels.z_order import z_order
 
 _MODULATION = np.exp(-0.01 * np.arange(4)).astype(np.float32)
 _SCENE = SceneSpec(num_robot_points=1, workspace_min=(0, 0, -1), workspace_max=(1, 1, 1))

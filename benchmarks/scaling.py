@@ -31,9 +31,9 @@ from hdvpd.basics.types import ParticleCloud, Rays, RobotPoints
 from hdvpd.config import SceneSpec
 from hdvpd.config.experiments import load_config
 from hdvpd.dynamics.interlacer import Interlacer
-from hdvpd.encoders.particles import z_order
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walk_attention import attend_along_walks
+from hdvpd.kernels.z_order import z_order
 from hdvpd.training.step import create_model, merge_model
 
 SIZES = [2**i for i in range(12, 21)]

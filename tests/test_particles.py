@@ -14,7 +14,6 @@ from hdvpd.encoders.particles import (
     subsample,
     visible_points,
     white_targets,
-    z_order,
 )
 
 HEIGHT, WIDTH, FAR = 10, 14, 2.0
@@ -209,30 +208,3 @@ def test_pixels_near_the_robot_are_those_of_a_slow_search(views):
     expected = np.asarray(valid) & (apart < 0.3)
     assert 10 < expected.sum() < 0.8 * valid.sum()
     np.testing.assert_array_equal(near, expected)
-
-
-def test_z_order_visits_the_octants_of_a_grid_one_after_the_other():
-    grid = np.stack(np.meshgrid(*[np.arange(4.0)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    shuffled = grid[np.random.default_rng(0).permutation(64)].astype(np.float32)
-    order = np.asarray(z_order(0.1 * shuffled - 7, np.ones(64, bool)))
-    bits = [[(int(c) >> bit) & 1 for bit in (1, 0) for c in reversed(point)] for point in grid]
-    expected = grid[sorted(range(64), key=lambda i: bits[i])]
-    np.testing.assert_array_equal(shuffled[order], expected)
-
-
-def test_z_order_puts_near_points_together_and_masked_ones_last():
-    rng = np.random.default_rng(1)
-    points, mask = rng.uniform(size=(2000, 3)).astype(np.float32), rng.uniform(size=2000) < 0.8
-    points[~mask] = np.nan
-    order = np.asarray(z_order(points, mask))
-    assert sorted(order) == list(range(2000))
-    np.testing.assert_array_equal(order[mask.sum() :], np.flatnonzero(~mask))
-    kept = points[order[: mask.sum()]]
-    # Random pairs of points in a unit cube are 0.66 apart, nearest neighbours here about 0.05.
-    assert np.linalg.norm(np.diff(kept, axis=0), axis=1).mean() < 0.15
-
-
-def test_z_order_keeps_the_order_of_coincident_points_and_of_masked_ones():
-    points = np.full((5, 3), 0.3, np.float32)
-    for mask in (np.ones(5, bool), np.zeros(5, bool)):
-        np.testing.assert_array_equal(z_order(points, mask), np.arange(5))

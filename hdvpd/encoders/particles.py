@@ -10,14 +10,11 @@ from hdvpd.basics.types import (
     Bool,
     Camera,
     Float,
-    Int,
-    JaxArray,
     ParticleCloud,
     PRNGKey,
-    UInt32,
 )
 from hdvpd.kernels.choice import Kernels
-from hdvpd.kernels.order import order_of
+from hdvpd.kernels.z_order import z_order
 
 
 def visible_points(
@@ -150,32 +147,3 @@ def subsample(
         features=jnp.where(mask[:, None], features[chosen], 0.0),
         mask=mask,
     )
-
-
-def z_order(
-    points: Float[Array, "n 3"], mask: Bool[Array, "n"], kernels: Kernels = "auto"
-) -> Int[JaxArray, "n"]:
-    """Return an order in which points that are near in space mostly follow each other.
-
-    It is that of the Z curve (Morton codes) over 1,024 cells per axis of the points' bounding cube;
-    points of one cell keep their order.
-
-    Args:
-      points: [m], finite where the mask is True.
-      mask: points to order; the others come last, in their order.
-      kernels: form in which they are sorted.
-    """
-    # Axis by axis: XLA makes no vector code of arrays whose last axis has three.
-    axes = [jnp.where(mask, x, 0.0) for x in jnp.unstack(jnp.asarray(points), axis=1)]
-    offsets = [x - jnp.where(mask, x, jnp.inf).min() for x in axes]
-    largest = jnp.stack([jnp.where(mask, x, 0.0).max() for x in offsets]).max()
-    size = jnp.maximum(largest, jnp.finfo(jnp.float32).tiny)
-    x, y, z = (_apart(jnp.clip(x / size * 1024, 0, 1023).astype(jnp.uint32)) for x in offsets)
-    return order_of(jnp.where(mask, x | y << 1 | z << 2, jnp.uint32(1 << 30)), kernels)
-
-
-def _apart(numbers: UInt32[JaxArray, "n"]) -> UInt32[JaxArray, "n"]:
-    """Move the 10 lowest bits of numbers three places apart, by halves: four steps, not ten."""
-    for shift, kept in ((16, 0x30000FF), (8, 0x300F00F), (4, 0x30C30C3), (2, 0x9249249)):
-        numbers = (numbers | numbers << shift) & kept
-    return numbers

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit, fast_njit
 from hdvpd.kernels.host import each
 from hdvpd.kernels.lanes import everywhere
-from hdvpd.kernels.order import sort_rows
+from hdvpd.kernels.z_order import sort_rows
 
 _AXES = 6
 _LANES = 16

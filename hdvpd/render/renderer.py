@@ -259,15 +259,14 @@ class Renderer(nnx.Module):
         num_queries = reached.shape[0]
         chunk = -(-num_queries // _NUM_CHUNKS)
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
-        # Its cotangents are added up chunk by chunk: of arrays with three columns by no vectors.
+        # Cotangents, of chunks and of either use, are added up: of three columns by no vectors.
         coordinates = positions.reshape(-1)
 
         def shade(rows: Int[Array, "q"]) -> Float[Array, "q 5"]:
             picked = jax.tree.map(lambda x: x[rows], (samples, indices, distances))
             seen, neighbors, found = *picked[:2], jnp.isfinite(picked[2])
-            positions = coordinates.reshape(-1, 3)
             sums = annular_sums(
-                positions, features, seen.points, neighbors, found,
+                coordinates.reshape(-1, 3), features, seen.points, neighbors, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
             features_seen = jnp.asarray(annular_features(sums))
@@ -277,7 +276,7 @@ class Renderer(nnx.Module):
             # should be; it also learns faster (docs/lab-book.md).
             if config.surface_thickness:
                 density, ahead = light_stopped(
-                    density, positions, seen, neighbors, found,
+                    density, coordinates.reshape(-1, 3), seen, neighbors, found,
                     config.surface_bandwidth, config.surface_thickness,
                 )  # fmt: skip
             else:
