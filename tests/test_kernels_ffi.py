@@ -18,7 +18,7 @@ import pytest
 import hdvpd
 from hdvpd.kernels import ffi
 from hdvpd.kernels.cores import share_cores
-from hdvpd.kernels.ffi import ffi_call
+from hdvpd.kernels.ffi import HostFunction, ffi_call
 
 ADDRESSES = []
 COUNTED = []
@@ -233,6 +233,96 @@ def test_threads_may_make_a_function_known_at_the_same_time(monkeypatch):
         (ours,) = jax.jit(lambda: ffi_call(fill, result))()
         (other,) = others
         assert ours == other.result()[0] == 7
+
+
+@numba.njit
+def add_up(rows, counts, factor, marked, sums, total):
+    """Add the rows times a factor that are marked; refuse more than a thousand."""
+    if len(rows) > 1000:
+        raise ValueError("too many")
+    total[...] = counts.sum()
+    for row in range(len(rows)):
+        sums[row] = 0
+        for column in range(rows.shape[1]):
+            sums[row] += factor * rows[row, column] if marked[row] else 0
+
+
+@numba.njit
+def share_of(x, share):
+    share[...] = numba.get_num_threads()
+
+
+@pytest.fixture
+def calls_of_python(monkeypatch):
+    """Names of functions that are called from Python, on a machine of few cores."""
+    names, call = [], HostFunction.__call__
+
+    def count(self, *arrays):
+        names.append(self.function.__name__)
+        call(self, *arrays)
+
+    monkeypatch.setattr(HostFunction, "__call__", count)
+    monkeypatch.setattr(ffi, "usable_cores", lambda: 2)
+    return names
+
+
+@jax.jit
+def sums_of(rows, counts, factor, marked):
+    kinds = ((rows.shape[0],), np.float32), ((), np.int32)
+    results = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+    return ffi_call(add_up, results, rows, counts, factor, marked)
+
+
+def sums_expected(rows, counts, factor, marked):
+    return np.where(marked, factor * rows.sum(-1), 0), counts.sum()
+
+
+def drawn(count, seed):
+    rng = np.random.default_rng(seed)
+    rows, factor = rng.normal(size=(count, 3)).astype(np.float32), np.float32(rng.normal())
+    return rows, rng.integers(0, 9, (2, 3, 4), np.int32), factor, rng.uniform(size=count) < 0.5
+
+
+def test_what_numba_has_compiled_is_called_without_python_from_then_on(calls_of_python):
+    for seed, count in enumerate([5, 5, 0, 1, 200]):
+        given = drawn(count, seed)
+        for found, expected in zip(sums_of(*given), sums_expected(*given), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert calls_of_python == ["add_up"]
+
+
+def test_other_arrays_and_mistakes_are_pythons(calls_of_python):
+    sums_of(*drawn(4, 0))
+    calls_of_python.clear()
+    several = [drawn(6, seed) for seed in range(3)]
+    batches = [np.stack(arrays) for arrays in zip(*several, strict=True)]
+    sums, totals = jax.vmap(sums_of)(*batches)
+    for place, given in enumerate(several):
+        np.testing.assert_allclose(sums[place], sums_expected(*given)[0], rtol=1e-5, atol=1e-6)
+        assert totals[place] == given[1].sum()
+    assert calls_of_python == ["add_up"]
+    # The same function for other types is another one.
+    rows, *others = drawn(4, 1)
+    with jax.enable_x64(True):
+        doubled = sums_of(rows.astype(np.float64), *others)
+    np.testing.assert_allclose(doubled[0], sums_expected(rows, *others)[0], rtol=1e-5, atol=1e-6)
+    calls_of_python.clear()
+    with pytest.raises(Exception, match=r"(?s)Traceback.*too many"):
+        jax.block_until_ready(sums_of(*drawn(1001, 0)))
+    assert calls_of_python == ["add_up"]
+
+
+def test_calls_without_python_keep_to_their_share_of_the_cores(calls_of_python):
+    ask = jax.jit(lambda x: ffi_call(share_of, [jax.ShapeDtypeStruct((), np.int32)], x)[0])
+    every = numba.config.NUMBA_NUM_THREADS
+    try:
+        for devices in (1, 2, every, 1):
+            share_cores(devices)
+            for _ in range(2):
+                assert ask(np.zeros(3, np.float32)) == max(every // devices, 1)
+    finally:
+        share_cores(1)
+    assert calls_of_python == ["share_of"]
 
 
 def test_compiled_functions_are_kept_by_the_sources_of_all_kernels(tmp_path):

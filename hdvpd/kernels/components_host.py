@@ -53,7 +53,7 @@ def follow(
     linked: np.ndarray,
     distances: np.ndarray,
     indices: np.ndarray,
-    rounds: np.ndarray,
+    rounds: int,
     told: np.ndarray,
 ) -> None:
     """Fill in what `dynamics.components.followed` says.
@@ -63,11 +63,11 @@ def follow(
       linked: (n, k) which neighbours a particle may follow.
       distances: (n, k) of the neighbours [m].
       indices: (n, k) of the neighbours.
-      rounds: () how many.
+      rounds: how many.
       told: (n,).
     """
     before = label.copy()
-    for _ in range(rounds[()]):
+    for _ in range(rounds):
         for node in range(len(label)):
             told[node] = before[node]
             nearest = np.float32(np.inf)

@@ -14,7 +14,7 @@ from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels import convolution_host, group_norm_host, onednn
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import fill_each
+from hdvpd.kernels.host import fill
 
 LEAST_PRODUCTS = 2**21
 """What has fewer is left to XLA, which is then as fast."""
@@ -71,13 +71,13 @@ def group_norm_gelu(
 def _convolve_forward(_, moving, fixed):
     images, kernel = moving
     shape = (*images.shape[:3], kernel.shape[3])
-    return fill_each(convolution_host.forward, [shape], images, kernel)[0], None
+    return fill(convolution_host.forward, [shape], images, kernel)[0], None
 
 
 def _convolve_backward(_, moving, fixed, saved, result_bar):
     images, kernel = moving
-    (images_bar,) = fill_each(convolution_host.to_images, [images.shape], result_bar, kernel)
-    (kernel_bar,) = fill_each(convolution_host.to_kernel, [kernel.shape], images, result_bar)
+    (images_bar,) = fill(convolution_host.to_images, [images.shape], result_bar, kernel)
+    (kernel_bar,) = fill(convolution_host.to_kernel, [kernel.shape], images, result_bar)
     return images_bar, kernel_bar
 
 
@@ -85,7 +85,7 @@ def _norm_forward(settings, moving, fixed):
     x = moving[0]
     channels = (x.shape[0], x.shape[2])
     shapes = [x.shape, channels, channels]
-    result, *moments = fill_each(group_norm_host.forward, shapes, *moving, *_numbers(settings))
+    result, *moments = fill(group_norm_host.forward, shapes, *moving, *_numbers(settings))
     return result, moments
 
 
@@ -93,7 +93,7 @@ def _norm_backward(settings, moving, fixed, moments, result_bar):
     shapes = [x.shape for x in moving]
     groups = _numbers(settings)[0]
     arguments = (*moving, groups, *moments, result_bar)
-    return tuple(fill_each(group_norm_host.backward, shapes, *arguments))
+    return tuple(fill(group_norm_host.backward, shapes, *arguments))
 
 
 def _numbers(settings):

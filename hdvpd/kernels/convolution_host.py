@@ -1,11 +1,10 @@
-"""Host form of convolutions, by oneDNN. Arguments may have further axes in front (`host.each`)."""
+"""Host form of convolutions, by oneDNN."""
 
 import functools
 from typing import Any
 
 import numpy as np
 
-from hdvpd.kernels.host import each
 from hdvpd.kernels.onednn import (
     RESULT,
     RESULT_BAR,
@@ -31,20 +30,19 @@ _CREATE = "dnnl_convolution_{}_primitive_desc_create"
 
 def forward(images: np.ndarray, kernel: np.ndarray, result: np.ndarray) -> None:
     """Fill in (b, h, w, o) from (b, h, w, i) and (r, s, i, o), zeros around the images."""
-    for x, y, z in each(4, images, kernel, result):
-        _operation(x.shape, y.shape, threads())(x, y, z)
+    _operation(images.shape, kernel.shape, threads())(images, kernel, result)
 
 
 def to_images(result_bar: np.ndarray, kernel: np.ndarray, images_bar: np.ndarray) -> None:
     """Fill in the cotangent of the images."""
-    for x, y, z in each(4, result_bar, kernel, images_bar):
-        _operation_to_images(z.shape, y.shape, threads())(x, y, z)
+    operation = _operation_to_images(images_bar.shape, kernel.shape, threads())
+    operation(result_bar, kernel, images_bar)
 
 
 def to_kernel(images: np.ndarray, result_bar: np.ndarray, kernel_bar: np.ndarray) -> None:
     """Fill in the cotangent of the kernel."""
-    for x, y, z in each(4, images, result_bar, kernel_bar):
-        _operation_to_kernel(x.shape, z.shape, threads())(x, y, z)
+    operation = _operation_to_kernel(images.shape, kernel_bar.shape, threads())
+    operation(images, result_bar, kernel_bar)
 
 
 @functools.cache

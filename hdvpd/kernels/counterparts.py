@@ -39,9 +39,7 @@ def counterparts(
     if not use_host_kernels(kernels):
         return _compare_all(*clouds, *masks)
     rows = [jax.ShapeDtypeStruct(mask.shape, np.int32) for mask in masks]
-    theirs, ours = host_call(
-        counterparts_host.find, rows, *clouds, *masks, vmap_method="expand_dims"
-    )
+    theirs, ours = host_call(counterparts_host.find, rows, *clouds, *masks)
     return theirs, ours
 
 

@@ -15,7 +15,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit, fast_njit
-from hdvpd.kernels.host import each
 from hdvpd.kernels.lanes import everywhere
 from hdvpd.kernels.z_order import sort_rows
 
@@ -49,19 +48,9 @@ class _Blocks(NamedTuple):
     boxes: np.ndarray
 
 
-def find(*arrays: np.ndarray) -> None:
-    """Fill in the rows that `counterparts` returns.
-
-    Args:
-      *arrays: those of `_find`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 1, 1, 1, 1), *arrays):
-        _find(*x)
-
-
 @compiled_njit()
 @no_type_check
-def _find(
+def find(
     first: np.ndarray,
     second: np.ndarray,
     first_mask: np.ndarray,
@@ -69,7 +58,16 @@ def _find(
     theirs: np.ndarray,
     ours: np.ndarray,
 ) -> None:
-    """Do what `find` does, for (n, _AXES) and (m, _AXES) points, masks and rows of (n,), (m,)."""
+    """Fill in the rows that `counterparts` returns.
+
+    Args:
+      first: (n, _AXES) points.
+      second: (m, _AXES).
+      first_mask: (n,).
+      second_mask: (m,).
+      theirs: (n,) rows of the second cloud.
+      ours: (m,) rows of the first.
+    """
     one, other = _blocks(first, first_mask), _blocks(second, second_mask)
     theirs[:] = 0
     ours[:] = 0

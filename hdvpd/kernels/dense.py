@@ -13,7 +13,7 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.kernels import dense_host, gelu_dense_host, linear_attention_host, mlp_host, onednn
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import fill_each
+from hdvpd.kernels.host import fill
 
 LEAST_ROWS = 2048
 """Fewer are left to XLA, which is then as fast."""
@@ -173,12 +173,12 @@ def _backward(_, moving, fixed, saved, result_bar):
 
 def _filled_dense(x, norm, epsilon, *arrays):
     shape = x.shape[0], arrays[-1].shape[0]
-    return fill_each(dense_host.forward, [shape], x, norm, _real(epsilon), *arrays)[0]
+    return fill(dense_host.forward, [shape], x, norm, _real(epsilon), *arrays)[0]
 
 
 def _filled_bars(x, norm, kernel, bias, epsilon, *bars):
     shapes = [x.shape, norm.shape, kernel.shape, bias.shape]
-    return fill_each(dense_host.backward, shapes, x, norm, _real(epsilon), kernel, *bars)
+    return fill(dense_host.backward, shapes, x, norm, _real(epsilon), kernel, *bars)
 
 
 def _no_norm(x):
@@ -188,24 +188,24 @@ def _no_norm(x):
 def _bent_forward(_, moving, fixed):
     x, kernel, bias = moving
     shape = x.shape[0], kernel.shape[1]
-    return fill_each(gelu_dense_host.forward, [shape], x, kernel, bias)[0], None
+    return fill(gelu_dense_host.forward, [shape], x, kernel, bias)[0], None
 
 
 def _bent_backward(_, moving, fixed, saved, result_bar):
     shapes = [array.shape for array in moving]
-    return tuple(fill_each(gelu_dense_host.backward, shapes, *moving, result_bar))
+    return tuple(fill(gelu_dense_host.backward, shapes, *moving, result_bar))
 
 
 def _mlp_forward(epsilon, moving, fixed):
     x, norm, *layers = moving
-    return fill_each(mlp_host.forward, [x.shape], x, norm, _real(epsilon), *layers)[0], None
+    return fill(mlp_host.forward, [x.shape], x, norm, _real(epsilon), *layers)[0], None
 
 
 def _mlp_backward(epsilon, moving, fixed, saved, result_bar):
     x, norm, *layers, _ = moving
     shapes = [array.shape for array in moving]
     arguments = (x, norm, _real(epsilon), *layers, result_bar)
-    return tuple(fill_each(mlp_host.backward, shapes, *arguments))
+    return tuple(fill(mlp_host.backward, shapes, *arguments))
 
 
 def _attention_forward(settings, moving, share):
@@ -215,7 +215,7 @@ def _attention_forward(settings, moving, share):
     each = width // num_heads
     shapes = [x.shape, (rows, 3 * width), (num_heads, each, each), (num_heads, each)]
     arguments = (x, norm, _real(epsilon), kernel, bias, share, _real(least), *out)
-    result, *saved = fill_each(linear_attention_host.forward, shapes, *arguments)
+    result, *saved = fill(linear_attention_host.forward, shapes, *arguments)
     return result, saved
 
 
@@ -224,7 +224,7 @@ def _attention_backward(settings, moving, share, saved, result_bar):
     x, norm, kernel, _, out_kernel, _ = moving
     shapes = [array.shape for array in moving]
     before = (x, norm, _real(epsilon), kernel, share, _real(least), out_kernel)
-    return tuple(fill_each(linear_attention_host.backward, shapes, *before, *saved, result_bar))
+    return tuple(fill(linear_attention_host.backward, shapes, *before, *saved, result_bar))
 
 
 def _real(number):

@@ -11,7 +11,6 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, clear, copy_rows, fast_njit, parallel_njit
-from hdvpd.kernels.host import each
 from hdvpd.kernels.rows_host import add_rows, add_to, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
     add_product,
@@ -28,26 +27,6 @@ _MANY = 2**18
 """More numbers are added up by all threads."""
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in before(x) kernel + bias + residual.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 0, 2, 2, 1, 2), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of x, norm, kernel and bias.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 0, 2, 2, 2, 2, 2, 2, 1), *arrays):
-        _backward(*x)
-
-
 @fast_njit()
 @no_type_check
 def parts_of(rows):
@@ -57,7 +36,7 @@ def parts_of(rows):
 
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -66,7 +45,7 @@ def _forward(
     bias: np.ndarray,
     result: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in before(x) kernel + bias + residual.
 
     Args:
       x: (t, k) rows.
@@ -93,7 +72,7 @@ def _forward(
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -105,7 +84,7 @@ def _backward(
     kernel_bar: np.ndarray,
     bias_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`.
+    """Fill in the cotangents of x, norm, kernel and bias; shapes are as in `forward`.
 
     `beside_bar`, (t, k) or (0, k), is what x gets elsewhere; with a norm it is added here.
     """
@@ -179,7 +158,7 @@ def to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar):
     """Turn the cotangent of `scaled` into the kernel's, and fill in the norm's.
 
     Args:
-      norm: as of `_forward`.
+      norm: as of `forward`.
       kernel: likewise.
       bias_bar: cotangent of bias, and of `shifted`.
       kernel_bar: cotangent of `scaled`.

@@ -12,15 +12,16 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.basics.machine import usable_cores
-from hdvpd.kernels.cores import take_share
+from hdvpd.kernels.cores import give_share, take_share
+from hdvpd.kernels.native import DTYPES, Entry, Kind, native
 
 Call = Callable[[], None]
 Answer = queue.SimpleQueue[str | None]
@@ -29,14 +30,6 @@ _FEW_CORES = 4
 _VERSION = (0, 3)
 _METADATA = 1
 _INTERNAL_ERROR = 13
-_DTYPES = {
-    number: np.dtype(kind)
-    for number, kind in {
-        1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
-        8: np.uint32, 9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64,
-        16: ml_dtypes.bfloat16,
-    }.items()
-}  # fmt: skip
 
 
 class _Struct(ctypes.Structure):
@@ -96,56 +89,106 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
 
 
 def ffi_call(
-    function: Callable[..., None],
-    results: Sequence[jax.ShapeDtypeStruct],
-    *arguments: Any,
-    vmap_method: str = "sequential",
+    function: Callable[..., None], results: Sequence[jax.ShapeDtypeStruct], *arguments: Any
 ) -> list[jax.Array]:
     """Call a function that fills arrays in place from a traced program, on CPU.
 
-    Works under jit, vmap (by default one call per element), scan and rematerialisation. It has no
-    derivative. The function runs while XLA waits and may not call jax.
+    Works under jit, vmap (one call per element), scan and rematerialisation. It has no derivative.
+    The function runs while XLA waits and may not call jax. One that numba has compiled is called
+    without Python from its second time on, on few cores.
 
     Args:
-      function: a pure function of a module, which gets numpy views of the arguments (read-only)
-        and of the results (not initialised), in this order.
+      function: a pure function of a module, which gets numpy views of the arguments (read-only;
+        those without axes as numbers) and of the results (not initialised), in this order.
       results: shapes and dtypes to fill.
       *arguments: arrays.
-      vmap_method: of `jax.ffi.ffi_call`: what the function gets under vmap.
 
     Raises:
       ValueError: another function of the same module and name was called before.
       XlaRuntimeError: the function raised; the message holds its traceback.
     """
-    call = jax.ffi.ffi_call(_register(function), tuple(results), vmap_method=vmap_method)
+    given = [Kind(np.dtype(jnp.result_type(x)), np.ndim(x)) for x in arguments]
+    filled = [Kind(np.dtype(x.dtype), len(x.shape)) for x in results]
+    name = _register(function, tuple(given), tuple(filled)).name
+    call = jax.ffi.ffi_call(name, tuple(results), vmap_method="expand_dims")
     return list(call(*arguments))
 
 
-# Functions and their handlers, which have to stay alive: XLA holds their addresses.
-_REGISTERED: dict[str, tuple[Callable[..., None], Any]] = {}
+class HostFunction:
+    """A function for arrays of certain types, as XLA knows it.
+
+    Programs and the compilation cache hold the name: it must stand for one function only, and for
+    the same one in every process.
+    """
+
+    def __init__(self, function: Any, given: Sequence[Kind], filled: Sequence[Kind]):
+        kinds = "->".join(",".join(map(str, kinds)) for kinds in (given, filled))
+        self.name = f"{_name(function)}({kinds})"
+        self.function, self.given, self.filled = function, given, filled
+        self._handler = _Handler(functools.partial(_handle, self))
+        self._in_python = ctypes.cast(self._handler, ctypes.c_void_p).value or 0
+        self._entry = Entry(self._in_python)
+        self._settled = not hasattr(function, "overloads") or usable_cores() > _FEW_CORES
+        capsule = jax.ffi.pycapsule(_Handler(self._entry.address))
+        jax.ffi.register_ffi_target(self.name, capsule, platform="cpu")
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        """Call the function for each element of the axes that vmap has put in front."""
+        ranks = [kind.rank for kind in (*self.given, *self.filled)]
+        for x in each(ranks, len(self.given), *arrays):
+            self.function(*x)
+        if not self._settled:
+            self._settled = True
+            code = native(self.function, self.given, self.filled, give_share, self._in_python)
+            self._entry.lead_to(code or self._in_python)
+
+
+def each(ranks: Sequence[int], num_given: int, *arrays: np.ndarray) -> Iterator[list[Any]]:
+    """Yield views for every place along the axes that vmap's "expand_dims" has put in front.
+
+    Args:
+      ranks: of every array without those axes.
+      num_given: arrays that are read; of these, what has no axes is a number.
+      *arrays: the last one has all those axes in full, others may have them of length 1.
+    """
+    numbers = [rank == 0 and i < num_given for i, rank in enumerate(ranks)]
+    for place in np.ndindex(arrays[-1].shape[: arrays[-1].ndim - ranks[-1]]):
+        views = [x[_within(place, x.shape)] for x in arrays]
+        yield [x[()] if number else x for x, number in zip(views, numbers, strict=True)]
+
+
+def _within(place: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return where an array has what belongs to a place; `...` keeps it an array."""
+    return (*(min(i, n - 1) for i, n in zip(place, shape, strict=False)), ...)
+
+
+# They have to stay alive: XLA holds the addresses of their handlers.
+_REGISTERED: dict[str, HostFunction] = {}
+_FUNCTIONS: dict[str, Callable[..., None]] = {}
 _REGISTERING = threading.Lock()
 
 
-def _register(function: Any) -> str:
-    """Make a function known to XLA, once, and return the name under which it is.
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
-    Programs and the compilation cache hold the name: it must stand for one function only, and for
-    the same one in every process. Threads may trace programs that call it at the same time.
-    """
-    name = f"{function.__module__}.{function.__qualname__}"
+
+def _register(function: Any, given: tuple[Kind, ...], filled: tuple[Kind, ...]) -> HostFunction:
+    """Make a function known to XLA, once; threads may trace programs that call it at one time."""
     with _REGISTERING:
-        if name not in _REGISTERED:
-            handler = _Handler(functools.partial(_handle, function))
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
-            _REGISTERED[name] = function, handler
-    if _REGISTERED[name][0] is not function:
-        raise ValueError(f"two functions {name}: compiled programs could call either.")
-    return name
+        if _FUNCTIONS.setdefault(_name(function), function) is not function:
+            raise ValueError(f"two functions {_name(function)}: programs could call either.")
+        return _known(function, given, filled)
 
 
-def known(name: str) -> Callable[..., None] | None:
+@functools.cache
+def _known(*what: Any) -> HostFunction:
+    made = HostFunction(*what)
+    return _REGISTERED.setdefault(made.name, made)
+
+
+def known(name: str) -> HostFunction | None:
     """Return the function that programs call by this name; None if it is none of ours."""
-    return _REGISTERED.get(name, (None, None))[0]
+    return _REGISTERED.get(name)
 
 
 _KEPT = threading.local()
@@ -161,7 +204,7 @@ def _keep_thread() -> None:
         _KEPT.state = ctypes.pythonapi.PyGILState_Ensure()  # and never released
 
 
-def _handle(function: Callable[..., None], frame: Any) -> int | None:
+def _handle(function: HostFunction, frame: Any) -> int | None:
     """Answer XLA's question for our version, or run the function; return no error or one."""
     _keep_thread()
     frame = frame.contents
@@ -255,7 +298,7 @@ def _views(buffers: _Buffers, *, writeable: bool) -> list[np.ndarray]:
 
 def _view(address: int, memory: memoryview) -> np.ndarray:
     _size, _extension, dtype, data, rank, dims = _words(address, 6)
-    kind = _DTYPES[dtype & 0xFFFFFFFF]  # the word's other half is padding
+    kind = DTYPES[dtype & 0xFFFFFFFF]  # the word's other half is padding
     shape = _words(dims, rank)
     if data < _START:  # nothing has no address
         return np.empty(shape, kind)

@@ -9,7 +9,7 @@ from hdvpd.kernels import gaussian_mean_host
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.dense import on_host
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import fill_each
+from hdvpd.kernels.host import fill
 
 
 def gaussian_mean(
@@ -58,7 +58,7 @@ def _forward(bandwidth, moving, fixed):
     shares, table = moving
     count, columns = fixed[0].shape[0], table.shape[1]
     arguments = (*fixed, shares, _scale(bandwidth), table)
-    found = fill_each(gaussian_mean_host.forward, [(count, columns), (count,)], *arguments)
+    found = fill(gaussian_mean_host.forward, [(count, columns), (count,)], *arguments)
     return tuple(found), found[0]
 
 
@@ -66,7 +66,7 @@ def _backward(bandwidth, moving, fixed, mean, bars):
     shares, table = moving
     arguments = (*fixed, shares, _scale(bandwidth), mean, bars[0])
     shape = table.shape[0], table.shape[1] + 1
-    (sums,) = fill_each(gaussian_mean_host.backward, [shape], *arguments)
+    (sums,) = fill(gaussian_mean_host.backward, [shape], *arguments)
     table_bar = sums[:, :-1]
     return (jnp.sum(table * table_bar, axis=1) - sums[:, -1]) / shares, table_bar
 

@@ -10,7 +10,6 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, fast_njit, parallel_njit
-from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import add_product, add_transposed_product
 from hdvpd.kernels.vectors import everywhere, larger, load, power_of_two, squared_length, store
 
@@ -21,29 +20,9 @@ _LEAST_POWER = np.float32(-100)
 """Of two, of a weight before its share: smaller numbers are slow, and weigh nothing."""
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in means and squared distances of the nearest points.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 1, 0, 2, 2, 1), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangent of the table, and sums for that of the points' shares.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 1, 0, 2, 2, 2), *arrays):
-        _backward(*x)
-
-
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     places: np.ndarray,
     points: np.ndarray,
     shares: np.ndarray,
@@ -52,7 +31,7 @@ def _forward(
     mean: np.ndarray,
     least: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in means and squared distances of the nearest points.
 
     Args:
       places: (n, 3).
@@ -78,7 +57,7 @@ def _forward(
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     places: np.ndarray,
     points: np.ndarray,
     shares: np.ndarray,
@@ -87,7 +66,7 @@ def _backward(
     mean_bar: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Do what `backward` does.
+    """Fill in the cotangent of the table, and sums for that of the points' shares.
 
     `sums`, (p, c + 1), gets the table's cotangent; in its last column, for every point, the sum of
     normalised weights times mean . mean_bar.

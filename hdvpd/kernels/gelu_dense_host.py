@@ -10,7 +10,6 @@ from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, clear, copy_rows, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of
-from hdvpd.kernels.host import each
 from hdvpd.kernels.rows_host import bend, bend_and_undo
 from hdvpd.kernels.small_products import (
     add_product,
@@ -19,30 +18,10 @@ from hdvpd.kernels.small_products import (
 )
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in GELU(x kernel + bias).
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 1, 2), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of x, kernel and bias.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 1, 2, 2, 2, 1), *arrays):
-        _backward(*x)
-
-
 @parallel_njit()
 @no_type_check
-def _forward(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, result: np.ndarray) -> None:
-    """Do what `forward` does.
+def forward(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, result: np.ndarray) -> None:
+    """Fill in GELU(x kernel + bias).
 
     Args:
       x: (t, k) rows.
@@ -63,7 +42,7 @@ def _forward(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, result: np.nda
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     x: np.ndarray,
     kernel: np.ndarray,
     bias: np.ndarray,
@@ -72,7 +51,7 @@ def _backward(
     kernel_bar: np.ndarray,
     bias_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`."""
+    """Fill in the cotangents of x, kernel and bias; shapes are as in `forward`."""
     rows, inner = x.shape[0], bias.shape[0]
     parts = parts_of(rows)
     row_of_bias = bias.reshape(1, -1)

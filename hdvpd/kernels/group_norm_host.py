@@ -12,7 +12,6 @@ from numba import prange
 
 from hdvpd.kernels.compiled import clear, fast_njit, parallel_njit
 from hdvpd.kernels.gelu import gelu, gelu_slope
-from hdvpd.kernels.host import each
 
 _MOST_PARTS = 16
 """Of an image, whose sums are added at last."""
@@ -24,25 +23,9 @@ _AT_ONCE = 256
 """Rows whose float32 sums are added to float64 ones."""
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in GELU of the normed images, and the mean and 1 / deviation that `_forward` describes.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((3, 1, 1, 1, 0, 0, 3, 2, 2), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of images, bias, scale and offset; see `forward`."""
-    for x in each((3, 1, 1, 1, 0, 2, 2, 3, 3, 1, 1, 1), *arrays):
-        _backward(*x)
-
-
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     x: np.ndarray,
     bias: np.ndarray,
     scale: np.ndarray,
@@ -53,7 +36,7 @@ def _forward(
     mean: np.ndarray,
     deviation: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in GELU of the normed images, and their mean and 1 / deviation.
 
     Args:
       x: (b, p, c) images, as lists of pixels.
@@ -83,7 +66,7 @@ def _forward(
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     x: np.ndarray,
     bias: np.ndarray,
     scale: np.ndarray,
@@ -97,7 +80,7 @@ def _backward(
     scale_bar: np.ndarray,
     offset_bar: np.ndarray,
 ) -> None:
-    # Of arrays like those of `forward`, and their cotangents.
+    """Fill in the cotangents of images, bias, scale and offset; shapes are as in `forward`."""
     images, pixels, channels = x.shape
     parts, row = _division(pixels, channels)
     inner = np.empty((images, 2, row), np.float32)

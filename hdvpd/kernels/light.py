@@ -9,7 +9,7 @@ import numpy as np
 from hdvpd.basics.types import Float, JaxArray
 from hdvpd.kernels import light_host
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import fill_each
+from hdvpd.kernels.host import fill
 
 
 def light_passed(
@@ -35,14 +35,14 @@ def light_passed(
 
 def _forward(settings, moving, fixed):
     places, _ = fixed
-    (passed,) = fill_each(light_host.forward, [places.shape[:1]], *_all(settings, moving, fixed))
+    (passed,) = fill(light_host.forward, [places.shape[:1]], *_all(settings, moving, fixed))
     return passed, passed
 
 
 def _backward(settings, moving, fixed, passed, passed_bar):
     shapes = [x.shape for x in moving]
     arguments = *_all(settings, moving, fixed), passed, passed_bar
-    return tuple(fill_each(light_host.backward, shapes, *arguments))
+    return tuple(fill(light_host.backward, shapes, *arguments))
 
 
 def _all(settings, moving, fixed):

@@ -12,7 +12,6 @@ from numba import prange
 from hdvpd.kernels.compiled import add_parts, clear, fast_njit, parallel_njit
 from hdvpd.kernels.gaussian import gaussian
 from hdvpd.kernels.gelu import tanh
-from hdvpd.kernels.host import each
 
 _F = np.float32
 # Places of a block, and what is kept of each: where it is, and the way to the lamp.
@@ -23,29 +22,9 @@ _LARGEST, _FARTHEST = _F(4.2), _F(-17)
 _SMALLEST, _HALF, _ONE, _TWO, _FOUR = _F(1e-12), _F(0.5), _F(1), _F(2), _F(4)
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in the share of light that arrives; see `dynamics.shadow.light_blocked`.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((1, 1, 0, 0, 2, 2, 1), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of lamp and spreads.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((1, 1, 0, 0, 2, 2, 1, 1, 1, 1), *arrays):
-        _backward(*x)
-
-
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     lamp: np.ndarray,
     spreads: np.ndarray,
     most: float,
@@ -54,7 +33,7 @@ def _forward(
     points: np.ndarray,
     passed: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in the share of light that arrives; see `dynamics.shadow.light_blocked`.
 
     Args:
       lamp: (3,) where it is [m].
@@ -82,7 +61,7 @@ def _forward(
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     lamp: np.ndarray,
     spreads: np.ndarray,
     most: float,
@@ -94,7 +73,7 @@ def _backward(
     lamp_bar: np.ndarray,
     spreads_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`."""
+    """Fill in the cotangents of lamp and spreads; shapes are as in `forward`."""
     count = places.shape[0]
     blocks = (count + _BLOCK - 1) // _BLOCK
     lamp_bars = np.empty((blocks, 3), np.float32)

@@ -18,7 +18,6 @@ from hdvpd.kernels.compiled import (
     exact_parallel_njit,
 )
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
-from hdvpd.kernels.host import each
 from hdvpd.kernels.rows_host import add_rows, add_to, announce, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
     add_product,
@@ -42,40 +41,57 @@ Each loop takes a part of longer rows, which the processor does not foresee.
 """
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in the result and what the backward pass needs.
+@compiled_njit()
+@no_type_check
+def forward(
+    x: np.ndarray,
+    norm: np.ndarray,
+    epsilon: float,
+    kernel: np.ndarray,
+    bias: np.ndarray,
+    share: np.ndarray,
+    least: float,
+    out_kernel: np.ndarray,
+    out_bias: np.ndarray,
+    result: np.ndarray,
+    qkv: np.ndarray,
+    summary: np.ndarray,
+    total: np.ndarray,
+) -> None:
+    """Fill in the result and what the backward pass needs; see `_to_sums` and `_from_sums`."""
+    _to_sums(x, norm, epsilon, kernel, bias, share, least, qkv, summary, total)
+    _from_sums(x, least, out_kernel, out_bias, qkv, summary, total, result)
 
-    Args:
-      *arrays: x, norm, epsilon, kernel, bias, share and least of `_to_sums`, out_kernel, out_bias
-        and result of `_from_sums`, then qkv, summary and total of both; there may be further axes
-        in front (`host.each`).
-    """
-    for x in each((2, 2, 0, 2, 1, 1, 0, 2, 1, 2, 2, 3, 2), *arrays):
-        rows, norm, epsilon, kernel, bias, share, least = x[:7]
-        out_kernel, out_bias, result, qkv, summary, total = x[7:]
-        _to_sums(rows, norm, epsilon, kernel, bias, share, least, qkv, summary, total)
-        _from_sums(rows, least, out_kernel, out_bias, qkv, summary, total, result)
 
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of x, norm, both kernels and their biases.
-
-    Args:
-      *arrays: x, norm, epsilon, kernel, share, least, out_kernel, qkv, summary and total of
-        `forward`, the cotangent of its result, and those that are filled in; there may be further
-        axes in front (`host.each`).
-    """
-    ranks = (2, 2, 0, 2, 1, 0, 2, 2, 3, 2, 2, 2, 2, 2, 1, 2, 1)
-    for x in each(ranks, *arrays):
-        rows, norm, epsilon, kernel, share, least, out_kernel, qkv, summary, total, bar = x[:11]
-        rows_bar, norm_bar, kernel_bar, bias_bar, out_kernel_bar, out_bias_bar = x[11:]
-        query_bar, summary_bar, total_bar = _to_queries(
-            qkv, least, summary, total, out_kernel, bar, out_kernel_bar, out_bias_bar
-        )
-        _to_rows(
-            rows, norm, epsilon, kernel, share, least, qkv, query_bar, summary_bar, total_bar, bar,
-            rows_bar, norm_bar, kernel_bar, bias_bar,
-        )  # fmt: skip
+@compiled_njit()
+@no_type_check
+def backward(
+    x: np.ndarray,
+    norm: np.ndarray,
+    epsilon: float,
+    kernel: np.ndarray,
+    share: np.ndarray,
+    least: float,
+    out_kernel: np.ndarray,
+    qkv: np.ndarray,
+    summary: np.ndarray,
+    total: np.ndarray,
+    result_bar: np.ndarray,
+    x_bar: np.ndarray,
+    norm_bar: np.ndarray,
+    kernel_bar: np.ndarray,
+    bias_bar: np.ndarray,
+    out_kernel_bar: np.ndarray,
+    out_bias_bar: np.ndarray,
+) -> None:
+    """Fill in the cotangents of x, norm, both kernels and their biases; see `forward`."""
+    query_bar, summary_bar, total_bar = _to_queries(
+        qkv, least, summary, total, out_kernel, result_bar, out_kernel_bar, out_bias_bar
+    )
+    _to_rows(
+        x, norm, epsilon, kernel, share, least, qkv, query_bar, summary_bar, total_bar, result_bar,
+        x_bar, norm_bar, kernel_bar, bias_bar,
+    )  # fmt: skip
 
 
 @exact_parallel_njit()
@@ -166,15 +182,8 @@ def _from_sums(
 @exact_parallel_njit()
 @no_type_check
 def _to_queries(
-    qkv: np.ndarray,
-    least: float,
-    summary: np.ndarray,
-    total: np.ndarray,
-    out_kernel: np.ndarray,
-    result_bar: np.ndarray,
-    out_kernel_bar: np.ndarray,
-    out_bias_bar: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    qkv, least, summary, total, out_kernel, result_bar, out_kernel_bar, out_bias_bar,
+):  # fmt: skip
     """Fill in the cotangents of the layer behind; return those of queries and of the sums.
 
     Shapes are as in `_to_sums`; queries are (t, d).
@@ -225,22 +234,9 @@ def _to_queries(
 @exact_parallel_njit()
 @no_type_check
 def _to_rows(
-    x: np.ndarray,
-    norm: np.ndarray,
-    epsilon: float,
-    kernel: np.ndarray,
-    share: np.ndarray,
-    least: float,
-    qkv: np.ndarray,
-    query_bar: np.ndarray,
-    summary_bar: np.ndarray,
-    total_bar: np.ndarray,
-    result_bar: np.ndarray,
-    x_bar: np.ndarray,
-    norm_bar: np.ndarray,
-    kernel_bar: np.ndarray,
-    bias_bar: np.ndarray,
-) -> None:
+    x, norm, epsilon, kernel, share, least, qkv, query_bar, summary_bar, total_bar, result_bar,
+    x_bar, norm_bar, kernel_bar, bias_bar,
+):  # fmt: skip
     """Fill in the cotangents of x and of the layer before."""
     rows, width = x.shape
     heads, each_width = total_bar.shape

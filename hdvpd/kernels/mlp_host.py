@@ -12,7 +12,6 @@ from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, clear, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
-from hdvpd.kernels.host import each
 from hdvpd.kernels.rows_host import (
     add_rows,
     add_to,
@@ -28,29 +27,9 @@ from hdvpd.kernels.small_products import (
 )
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in x + GELU(LayerNorm(x) kernel_in + bias_in) kernel_out + bias_out.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 0, 2, 1, 2, 1, 2), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of x, norm, kernels and biases.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 0, 2, 1, 2, 2, 2, 2, 2, 1, 2, 1), *arrays):
-        _backward(*x)
-
-
 @parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -60,7 +39,7 @@ def _forward(
     bias_out: np.ndarray,
     result: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in x + GELU(LayerNorm(x) kernel_in + bias_in) kernel_out + bias_out.
 
     Args:
       x: (t, d) rows.
@@ -93,7 +72,7 @@ def _forward(
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     x: np.ndarray,
     norm: np.ndarray,
     epsilon: float,
@@ -108,7 +87,7 @@ def _backward(
     kernel_out_bar: np.ndarray,
     bias_out_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`."""
+    """Fill in the cotangents of x, norm, kernels and biases; shapes are as in `forward`."""
     rows, width, inner = x.shape[0], x.shape[1], bias_in.shape[0]
     parts = parts_of(rows)
     inner_kernel, inner_bias = scaled(norm, kernel_in), shifted(norm, kernel_in, bias_in)

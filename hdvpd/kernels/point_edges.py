@@ -9,7 +9,7 @@ import numpy as np
 from hdvpd.basics.types import Array, Float, Int, JaxArray
 from hdvpd.kernels import point_edges_host
 from hdvpd.kernels.derivatives import differentiable
-from hdvpd.kernels.host import fill_each
+from hdvpd.kernels.host import fill
 from hdvpd.kernels.point_edges_host import WIDTH
 
 
@@ -56,14 +56,14 @@ def attend_to_points(
 def _forward(settings, moving, fixed):
     (count, width), out = fixed.shape, moving[-1]
     shapes = [(count, out.shape[1]), (width, count), (count, WIDTH)]
-    result, *saved = fill_each(point_edges_host.forward, shapes, *moving, fixed, _numbers(settings))
+    result, *saved = fill(point_edges_host.forward, shapes, *moving, fixed, _numbers(settings))
     return result, saved
 
 
 def _backward(settings, moving, fixed, saved, result_bar):
     shapes = [x.shape for x in moving]
     arguments = (*moving, fixed, _numbers(settings), *saved, result_bar)
-    return tuple(fill_each(point_edges_host.backward, shapes, *arguments))
+    return tuple(fill(point_edges_host.backward, shapes, *arguments))
 
 
 def _numbers(settings):

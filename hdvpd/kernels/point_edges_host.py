@@ -12,7 +12,6 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, clear, compiled_njit, exact_parallel_njit
-from hdvpd.kernels.host import each
 from hdvpd.kernels.small_products import (
     add_product,
     add_product_transposed,
@@ -57,26 +56,6 @@ _INNER, _INNER_CUBE = _F(1.595769122), _F(3 * 0.071354816)
 _SLOPE, _CUBE = _F(-_LOG2_E * 1.595769122), _F(-_LOG2_E * 0.071354816)
 
 
-def forward(*arrays: np.ndarray) -> None:
-    """Fill in what the points say, and what the backward pass needs.
-
-    Args:
-      *arrays: those of `_forward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 2, 2, 2, 2, 1, 2, 2, 2), *arrays):
-        _forward(*x)
-
-
-def backward(*arrays: np.ndarray) -> None:
-    """Fill in the cotangents of about, points, positions, layer and out.
-
-    Args:
-      *arrays: those of `_backward`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 2, 2, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2), *arrays):
-        _backward(*x)
-
-
 @compiled_njit()
 @no_type_check
 def _load(rows, row, column):
@@ -85,7 +64,7 @@ def _load(rows, row, column):
 
 @exact_parallel_njit()
 @no_type_check
-def _forward(
+def forward(
     about: np.ndarray,
     points: np.ndarray,
     positions: np.ndarray,
@@ -97,7 +76,7 @@ def _forward(
     weights: np.ndarray,
     summed: np.ndarray,
 ) -> None:
-    """Do what `forward` does.
+    """Fill in what the points say, and what the backward pass needs.
 
     Args:
       about: (p, c) what each point says.
@@ -130,7 +109,7 @@ def _forward(
 
 @exact_parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     about: np.ndarray,
     points: np.ndarray,
     positions: np.ndarray,
@@ -147,7 +126,7 @@ def _backward(
     layer_bar: np.ndarray,
     out_bar: np.ndarray,
 ) -> None:
-    """Do what `backward` does; shapes are those of `_forward`."""
+    """Fill in the cotangents of about, points, positions, layer and out; see `forward`."""
     count, width = near.shape
     parts = min(max(count // _PART, 1), _MOST_PARTS)
     rows = _tell(about, layer)

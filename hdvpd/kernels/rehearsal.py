@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.mlir import ir
 from jax.stages import Lowered
 
-from hdvpd.kernels.ffi import call_alone, known
+from hdvpd.kernels.ffi import HostFunction, call_alone, known
 
 _DTYPES: dict[str, Any] = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
@@ -17,7 +17,7 @@ _DTYPES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
 
-_rehearsed: set[Any] = set()
+_rehearsed: set[str] = set()
 _choosing = threading.Lock()
 
 
@@ -33,7 +33,7 @@ def rehearsals(program: Lowered) -> list[Callable[[], object]]:
       program: traced, not yet being compiled.
 
     Returns:
-      Those that no program before had, by function and by type and rank of their arrays.
+      Those that no program before had.
     """
     found: list[Callable[[], object]] = []
 
@@ -44,8 +44,7 @@ def rehearsals(program: Lowered) -> list[Callable[[], object]]:
             if function is not None:
                 given = [_shape(x) for x in op.operands]
                 filled = [_shape(x) for x in op.results]
-                kind = name, *((len(shape), dtype) for shape, dtype in given + filled)
-                if _is_new(kind):
+                if _is_new(name):
                     found.append(lambda: call_alone(lambda: _rehearse(function, given, filled)))
         return ir.WalkResult.ADVANCE
 
@@ -54,10 +53,10 @@ def rehearsals(program: Lowered) -> list[Callable[[], object]]:
     return found
 
 
-def _is_new(kind: Any) -> bool:
+def _is_new(name: str) -> bool:
     with _choosing:
-        new = kind not in _rehearsed
-        _rehearsed.add(kind)
+        new = name not in _rehearsed
+        _rehearsed.add(name)
         return new
 
 
@@ -66,7 +65,7 @@ def _shape(value: Any) -> tuple[tuple[int, ...], Any]:
     return tuple(tensor.shape), _DTYPES[str(tensor.element_type)]
 
 
-def _rehearse(function: Callable[..., None], given: list[Any], filled: list[Any]) -> None:
+def _rehearse(function: HostFunction, given: list[Any], filled: list[Any]) -> None:
     arguments = [_nothing(*x) for x in given]
     for array in arguments:
         array.flags.writeable = False

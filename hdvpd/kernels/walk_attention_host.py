@@ -35,64 +35,121 @@ _GIVEN = (_F(-np.inf), _F(1), _F(0))
 """Numbers of features, max(x, lowest) * scale + least: those that are given stay as they are."""
 
 
-def forward(query: np.ndarray, key: np.ndarray, value: np.ndarray, *arrays: np.ndarray) -> None:
-    """Fill in the attention's output and its normaliser.
+@compiled_njit()
+@no_type_check
+def forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    out: np.ndarray,
+    normalizer: np.ndarray,
+) -> None:
+    """Fill in the attention's output and its normaliser, of (t, m) features and (t, c) values.
 
-    Args:
-      query: (t, m) features.
-      key: (t, m) features.
-      value: (t, c).
-      *arrays: those of `_forward` from modulation on.
+    See `_forward`.
     """
-    _forward(_GIVEN, (0, 0, 0, query.shape[1]), query, key, value, *arrays)
+    columns = (0, 0, 0, query.shape[1])
+    _forward(
+        _GIVEN, columns, query, key, value, modulation, nodes, loads, num_entries, out, normalizer
+    )
 
 
-def backward(query: np.ndarray, key: np.ndarray, value: np.ndarray, *arrays: np.ndarray) -> None:
-    """Fill in the cotangents of query, key, value and modulation.
+@compiled_njit()
+@no_type_check
+def backward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    incoming: np.ndarray,
+    offsets: np.ndarray,
+    out: np.ndarray,
+    normalizer: np.ndarray,
+    out_bar: np.ndarray,
+    query_bar: np.ndarray,
+    key_bar: np.ndarray,
+    value_bar: np.ndarray,
+    modulation_bar: np.ndarray,
+) -> None:
+    """Fill in the cotangents of query, key, value and modulation; see `forward`."""
+    columns = (0, 0, 0, query.shape[1])
+    _backward(
+        _GIVEN, columns, (query, key, value), modulation, nodes, loads, num_entries, incoming,
+        offsets, out, normalizer, out_bar, (query_bar, key_bar, value_bar), modulation_bar,
+    )  # fmt: skip
 
-    Args:
-      query: as of `forward`.
-      key: likewise.
-      value: likewise.
-      *arrays: those of `_backward` from modulation on, then the cotangents.
-    """
-    *before, query_bar, key_bar, value_bar, modulation_bar = arrays
-    columns, rows = (0, 0, 0, query.shape[1]), (query, key, value)
-    bars = query_bar, key_bar, value_bar
-    modulation_bar[:] = _backward(_GIVEN, columns, rows, bars, *before)
 
-
-def relu_forward(together: np.ndarray, least: np.ndarray, *arrays: np.ndarray) -> None:
+@compiled_njit()
+@no_type_check
+def relu_forward(
+    together: np.ndarray,
+    least: np.float32,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    out: np.ndarray,
+    normalizer: np.ndarray,
+) -> None:
     """Fill in the attention's output and its normaliser.
 
     Args:
       together: (t, 3 d) queries, keys and values, of which ReLU makes features.
       least: added to ReLU.
-      *arrays: those of `_forward` from modulation on.
+      modulation: as of `_forward`.
+      nodes: likewise.
+      loads: likewise.
+      num_entries: likewise.
+      out: likewise.
+      normalizer: likewise.
     """
     features, columns = _relu(together, least)
-    _forward(features, columns, together, together, together, *arrays)
+    _forward(
+        features, columns, together, together, together, modulation, nodes, loads, num_entries,
+        out, normalizer,
+    )  # fmt: skip
 
 
-def relu_backward(together: np.ndarray, least: np.ndarray, *arrays: np.ndarray) -> None:
-    """Fill in the cotangents of `together` and modulation.
+@compiled_njit()
+@no_type_check
+def relu_backward(
+    together: np.ndarray,
+    least: np.float32,
+    modulation: np.ndarray,
+    nodes: np.ndarray,
+    loads: np.ndarray,
+    num_entries: np.ndarray,
+    incoming: np.ndarray,
+    offsets: np.ndarray,
+    out: np.ndarray,
+    normalizer: np.ndarray,
+    out_bar: np.ndarray,
+    together_bar: np.ndarray,
+    modulation_bar: np.ndarray,
+) -> None:
+    """Fill in the cotangents of `together` and modulation; see `relu_forward`."""
+    features, columns = _relu(together, least)
+    _backward(
+        features, columns, (together, together, together), modulation, nodes, loads, num_entries,
+        incoming, offsets, out, normalizer, out_bar, (together_bar, together_bar, together_bar),
+        modulation_bar,
+    )  # fmt: skip
 
-    Args:
-      together: as of `relu_forward`.
-      least: likewise.
-      *arrays: those of `_backward` from modulation on, then the cotangents.
-    """
-    *before, together_bar, modulation_bar = arrays
-    rows, bars = (together, together, together), (together_bar, together_bar, together_bar)
-    modulation_bar[:] = _backward(*_relu(together, least), rows, bars, *before)
 
-
-def _relu(
-    together: np.ndarray, least: np.ndarray
-) -> tuple[tuple[np.float32, np.float32, np.float32], tuple[int, int, int, int]]:
+@compiled_njit()
+@no_type_check
+def _relu(together, least):
     """Return the numbers of a query's features (keys are not scaled) and where columns begin."""
     width = together.shape[1] // 3
-    return (_F(0), _F(1 / np.sqrt(width)), _F(least)), (0, width, 2 * width, width)
+    scale = _F(1 / np.sqrt(width))
+    return (_F(0), scale, least), (0, width, 2 * width, width)
 
 
 @compiled_njit()
@@ -242,22 +299,9 @@ def _pull_on_query(features, columns, query, key, nodes, number, token, pulls, q
 @exact_parallel_njit()
 @no_type_check
 def _backward_rows(
-    features: tuple[np.float32, np.float32, np.float32],
-    columns: tuple[int, int, int, int],
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    modulation: np.ndarray,
-    nodes: np.ndarray,
-    loads: np.ndarray,
-    num_entries: np.ndarray,
-    out: np.ndarray,
-    normalizer: np.ndarray,
-    out_bar: np.ndarray,
-    query_bar: np.ndarray,
-    coefficients: np.ndarray,
-    modulation_bars: np.ndarray,
-) -> None:
+    features, columns, query, key, value, modulation, nodes, loads, num_entries, out, normalizer,
+    out_bar, query_bar, coefficients, modulation_bars,
+):  # fmt: skip
     tokens, channels = out.shape
     for block in prange(modulation_bars.shape[0]):
         row = _row_of(columns[3])
@@ -315,17 +359,8 @@ def _pull_on_key(features, columns, query, key, entries, coefficients, out_bar, 
 @exact_parallel_njit()
 @no_type_check
 def _backward_columns(
-    features: tuple[np.float32, np.float32, np.float32],
-    columns: tuple[int, int, int, int],
-    query: np.ndarray,
-    key: np.ndarray,
-    entries: int,
-    coefficients: np.ndarray,
-    out_bar: np.ndarray,
-    incoming: np.ndarray,
-    offsets: np.ndarray,
-    bars: tuple[np.ndarray, np.ndarray],
-) -> None:
+    features, columns, query, key, entries, coefficients, out_bar, incoming, offsets, bars,
+):  # fmt: skip
     for node in prange(key.shape[0]):
         asked = incoming[offsets[node] : offsets[node + 1]]
         _pull_on_key(
@@ -333,31 +368,29 @@ def _backward_columns(
         )
 
 
+@compiled_njit()
+@no_type_check
 def _backward(
-    features: tuple[np.float32, np.float32, np.float32],
-    columns: tuple[int, int, int, int],
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
-    bars: tuple[np.ndarray, np.ndarray, np.ndarray],
-    modulation: np.ndarray,
-    nodes: np.ndarray,
-    loads: np.ndarray,
-    num_entries: np.ndarray,
-    incoming: np.ndarray,
-    incoming_offsets: np.ndarray,
-    out: np.ndarray,
-    normalizer: np.ndarray,
-    out_bar: np.ndarray,
-) -> np.ndarray:
-    """Fill in the cotangents of queries, keys and values; return that of the modulation."""
+    features, columns, rows, modulation, nodes, loads, num_entries, incoming, offsets, out,
+    normalizer, out_bar, bars, modulation_bar,
+):  # fmt: skip
+    """Fill in the cotangents of queries, keys and values and that of the modulation."""
+    query, key, value = rows
+    tokens, entries = nodes.shape
     # Per entry the cotangent of q . k and the weight, side by side: columns read both at once.
-    coefficients = np.empty((*nodes.shape, 2), np.float32)
-    modulation_bars = np.empty((-(-len(out) // _BLOCK), len(modulation)), np.float32)
+    coefficients = np.empty((tokens, entries, 2), np.float32)
+    blocks = (tokens + _BLOCK - 1) // _BLOCK
+    modulation_bars = np.empty((blocks, modulation.shape[0]), np.float32)
     _backward_rows(
-        features, columns, *rows, modulation, nodes, loads, num_entries, out, normalizer, out_bar,
-        bars[0], coefficients, modulation_bars,
+        features, columns, query, key, value, modulation, nodes, loads, num_entries, out,
+        normalizer, out_bar, bars[0], coefficients, modulation_bars,
     )  # fmt: skip
     _backward_columns(
-        features, columns, *rows[:2], nodes.shape[1], coefficients.reshape(-1, 2), out_bar,
-        incoming, incoming_offsets, bars[1:],
+        features, columns, query, key, entries, coefficients.reshape(-1, 2), out_bar, incoming,
+        offsets, bars[1:],
     )  # fmt: skip
-    return modulation_bars.sum(0, dtype=np.float64)
+    for hop in range(modulation.shape[0]):
+        total = 0.0
+        for block in range(blocks):
+            total += modulation_bars[block, hop]
+        modulation_bar[hop] = total

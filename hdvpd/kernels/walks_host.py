@@ -102,6 +102,8 @@ def _used(nodes: np.ndarray, num_entries: np.ndarray) -> np.ndarray:
     return used
 
 
+@compiled_njit()
+@no_type_check
 def order(
     nodes: np.ndarray, num_entries: np.ndarray, incoming: np.ndarray, incoming_offsets: np.ndarray
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from hdvpd.basics.types import Array, Bool, Float, Int, JaxArray, UInt32
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.compiled import compiled_njit
-from hdvpd.kernels.host import each, host_call
+from hdvpd.kernels.host import host_call
 
 _CELLS = 1024
 """Along each axis."""
@@ -37,7 +37,7 @@ def z_order(
     points, mask = jax.lax.stop_gradient(jnp.asarray(points)), jnp.asarray(mask)
     if use_host_kernels(kernels):
         result = jax.ShapeDtypeStruct(mask.shape, np.int32)
-        return host_call(order_points, [result], points, mask, vmap_method="expand_dims")[0]
+        return host_call(order_points, [result], points, mask)[0]
     # Axis by axis: XLA makes no vector code of arrays whose last axis has three.
     axes = [jnp.where(mask, x, 0.0) for x in jnp.unstack(points, axis=1)]
     offsets = [x - jnp.where(mask, x, jnp.inf).min() for x in axes]
@@ -55,20 +55,10 @@ def _apart(numbers: UInt32[JaxArray, "n"]) -> UInt32[JaxArray, "n"]:
     return numbers
 
 
-def order_points(*arrays: np.ndarray) -> None:
-    """Fill in what `z_order` returns.
-
-    Args:
-      *arrays: those of `_order_points`; there may be further axes in front (`host.each`).
-    """
-    for x in each((2, 1, 1), *arrays):
-        _order_points(*x)
-
-
 @compiled_njit()
 @no_type_check
-def _order_points(points: np.ndarray, mask: np.ndarray, order: np.ndarray) -> None:
-    """Fill in the order, (n,), of (n, 3) points of a mask."""
+def order_points(points: np.ndarray, mask: np.ndarray, order: np.ndarray) -> None:
+    """Fill in the order, (n,), of (n, 3) points; see `z_order`."""
     rows = np.empty(len(mask), np.int32)
     count = _masked_last(mask, rows)
     keys, sorted_rows = np.empty(count, np.uint32), np.empty(count, np.int32)
