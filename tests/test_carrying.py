@@ -11,7 +11,7 @@ import scenes
 from scipy.spatial.transform import Rotation
 
 from hdvpd.dynamics.carrying import FAR_M, carried_motion, held_along, taken_along
-from hdvpd.kernels import dense, onednn
+from hdvpd.kernels import dense
 
 TURN = Rotation.from_rotvec([0.2, -0.3, 0.25])
 SHIFT = np.array([0.05, 0.02, -0.03])
@@ -140,7 +140,6 @@ def test_values_and_gradients_are_finite_where_points_coincide(spread):
     assert np.abs(grads[1].axes[2]).max() > 0.0
 
 
-@pytest.mark.skipif(not onednn.available(), reason="means are XLA's")
 @pytest.mark.parametrize("able", [None, [1.0, 0.2, 0.0, 0.6]])
 def test_host_code_and_plain_jax_hold_alike(able, monkeypatch):
     """Values, and gradients of the robot: by these plans are found."""

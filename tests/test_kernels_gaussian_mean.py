@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from threads import check_that_threads_change_nothing
 
-from hdvpd.kernels import dense, onednn
+from hdvpd.kernels import dense
 from hdvpd.kernels.gaussian_mean import gaussian_mean
-
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="means are XLA's")
 
 BANDWIDTH = 0.07
 

@@ -13,10 +13,8 @@ from threads import check_that_threads_change_nothing
 
 from hdvpd.basics.layers import multiply_in_bfloat16
 from hdvpd.dynamics.contact import PointEdges
-from hdvpd.kernels import dense, onednn
+from hdvpd.kernels import dense
 from hdvpd.kernels.point_edges import WIDTH, attend_to_points
-
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="oneDNN is not installed")
 
 UNIT_M, FADE = 0.05, 4.0
 POINTS, ABOUT, DIM = 9, 5, 12

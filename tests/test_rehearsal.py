@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hdvpd.kernels import onednn
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.rehearsal import rehearsals
 from hdvpd.kernels.together import compile_together
@@ -52,7 +51,6 @@ for name in ("dense_host.forward", "dense_host.backward", "linear_attention_host
 """
 
 
-@pytest.mark.skipif(not onednn.available(), reason="dense layers are XLA's")
 def test_calls_compile_no_host_code_after_a_rehearsal():
     done = subprocess.run([sys.executable, "-c", _MODEL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, JaxArray
-from hdvpd.kernels import dense_host, gelu_dense_host, linear_attention_host, mlp_host, onednn
+from hdvpd.kernels import dense_host, gelu_dense_host, linear_attention_host, mlp_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
 from hdvpd.kernels.host import fill
@@ -20,10 +20,9 @@ LEAST_ROWS = 2048
 
 
 def on_host(kernels: Kernels, *arrays: jax.Array) -> bool:
-    """Whether dense layers on such arrays of rows run as host code: float32, many, with oneDNN."""
+    """Whether dense layers on such arrays of rows run as host code: float32, and many."""
     return (
         use_host_kernels(kernels)
-        and onednn.available()
         and all(x.dtype == jnp.float32 for x in arrays)
         and arrays[0].shape[0] >= LEAST_ROWS
     )

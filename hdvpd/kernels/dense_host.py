@@ -13,9 +13,9 @@ from numba import prange
 from hdvpd.kernels.compiled import add_parts, clear, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.rows_host import add_rows, add_to, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
-    add_product,
-    add_product_transposed,
     add_transposed_product,
+    product,
+    transposed,
 )
 
 AT_ONCE = 256
@@ -66,7 +66,7 @@ def forward(
             end = min(begin + AT_ONCE, last)
             space, coming = whole[: end - begin], result[begin:end]
             block = prepare(x[begin:end], norm, epsilon, space, factors, coming)
-            add_product(block, inner_kernel, 0, result[begin:end])
+            product(block, inner_kernel, result[begin:end])
             add_to(result[begin:end], residual[begin:end], inner_bias)
 
 
@@ -90,7 +90,7 @@ def backward(
     """
     rows = x.shape[0]
     parts = parts_of(rows)
-    inner_kernel = scaled(norm, kernel)
+    back = transposed(scaled(norm, kernel))
     kernel_bars = np.empty((parts, kernel.shape[0], kernel.shape[1]), np.float32)
     bias_bars = np.empty((parts, 1, bias_bar.shape[0]), np.float32)
     for part in prange(parts):
@@ -102,9 +102,9 @@ def backward(
             end = min(begin + AT_ONCE, last)
             space, coming = whole[: end - begin], x[end:]
             block = prepare(x[begin:end], norm, epsilon, space, factors, coming)
-            add_transposed_product(block, result_bar[begin:end], 1, kernel_bars[part])
+            add_transposed_product(block, result_bar[begin:end], kernel_bars[part])
             add_rows(result_bar[begin:end], bias_bars[part])
-            add_product_transposed(result_bar[begin:end], inner_kernel, 0, x_bar[begin:end])
+            product(result_bar[begin:end], back, x_bar[begin:end])
             undo(norm, block, factors, beside_bar[begin:end], x_bar[begin:end])
     add_all_parts(kernel_bars, kernel_bar)
     add_parts(bias_bars, bias_bar)

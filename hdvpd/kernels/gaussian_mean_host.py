@@ -9,8 +9,8 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, fast_njit, parallel_njit
-from hdvpd.kernels.small_products import add_product, add_transposed_product
+from hdvpd.kernels.compiled import add_parts, clear, fast_njit, parallel_njit
+from hdvpd.kernels.small_products import add_transposed_product, product
 from hdvpd.kernels.vectors import everywhere, larger, load, power_of_two, squared_length, store
 
 _BLOCK = 64
@@ -48,7 +48,8 @@ def forward(
         weights, spaces = np.empty((points.shape[0], _BLOCK), np.float32), _spaces()
         _weigh(places, first, points, shares, scale, weights, spaces)
         sums = np.empty((_BLOCK, columns), np.float32)
-        add_transposed_product(weights, table, 0, sums)
+        clear(sums)
+        add_transposed_product(weights, table, sums)
         for i in range(number):
             least[first + i] = spaces[_LEAST, i]
             for column in range(columns):
@@ -84,7 +85,7 @@ def backward(
                 pull = mean_bar[first + i, column] / spaces[_TOTAL, i]
                 pulls[i, column] = pull
                 pulls[i, columns] += pull * mean[first + i, column]
-        add_product(weights, pulls, 0, parts[block])
+        product(weights, pulls, parts[block])
     add_parts(parts, sums)
 
 

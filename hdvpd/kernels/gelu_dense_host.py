@@ -12,9 +12,9 @@ from hdvpd.kernels.compiled import add_parts, clear, copy_rows, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of
 from hdvpd.kernels.rows_host import bend, bend_and_undo
 from hdvpd.kernels.small_products import (
-    add_product,
-    add_product_transposed,
     add_transposed_product,
+    product,
+    transposed,
 )
 
 
@@ -36,7 +36,7 @@ def forward(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, result: np.ndar
         last = (part + 1) * rows // parts
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
-            add_product(x[begin:end], kernel, 0, result[begin:end])
+            product(x[begin:end], kernel, result[begin:end])
             bend(result[begin:end], row_of_bias)
 
 
@@ -54,7 +54,7 @@ def backward(
     """Fill in the cotangents of x, kernel and bias; shapes are as in `forward`."""
     rows, inner = x.shape[0], bias.shape[0]
     parts = parts_of(rows)
-    row_of_bias = bias.reshape(1, -1)
+    row_of_bias, back = bias.reshape(1, -1), transposed(kernel)
     kernel_bars = np.empty((parts, kernel.shape[0], inner), np.float32)
     bias_bars = np.empty((parts, 1, inner), np.float32)
     for part in prange(parts):
@@ -65,10 +65,10 @@ def backward(
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
             bent, bar = spaces[0, : end - begin], spaces[1, : end - begin]
-            add_product(x[begin:end], kernel, 0, bent)
+            product(x[begin:end], kernel, bent)
             copy_rows(result_bar[begin:end], bar)
             bend_and_undo(bent, row_of_bias, bar, bias_bars[part])
-            add_transposed_product(x[begin:end], bar, 1, kernel_bars[part])
-            add_product_transposed(bar, kernel, 0, x_bar[begin:end])
+            add_transposed_product(x[begin:end], bar, kernel_bars[part])
+            product(bar, back, x_bar[begin:end])
     add_all_parts(kernel_bars, kernel_bar)
     add_parts(bias_bars, bias_bar)

@@ -36,10 +36,11 @@ _LEAF = 32
 _WIDTH = 16
 # Neighbours that are found at once, few or many.
 _FEW, _MANY = 8, 16
-# Queries that follow each other and share their working memory.
+# Queries that follow each other: what is known of one helps with the next.
 _BLOCK = 128
-# At so many blocks threads take turns.
-_TURNS = 16
+# Blocks that share their working memory, if there are more than a few times as many; they are from
+# all over.
+_SHARING, _TURNS = 8, 16
 # Levels of 2^31 points and one above the root, and what is kept for each: a list and what ends it.
 _LEVELS, _KEPT = 9, _WIDTH + 1
 # More than rounding takes from a sum of two distances, and from the squares of the smallest [m].
@@ -68,12 +69,14 @@ class _Memory(NamedTuple):
       children: short keys of a node's children, likewise.
       waiting: of each level a list of the children that are still to be visited, and what ends it.
       places: where in `waiting` a level goes on, and the number of its first child.
+      told: the last key of each query of a block.
     """
 
     points: np.ndarray
     children: np.ndarray
     waiting: np.ndarray
     places: np.ndarray
+    told: np.ndarray
 
 
 @compiled_njit()
@@ -278,15 +281,15 @@ def _answer(
     start: int,
     end: int,
     width: int,
+    memory: _Memory,
     indices: np.ndarray,
     distances: np.ndarray,
 ) -> None:
     """Fill in the nearest points of a block of queries: as many as a list holds, then the next."""
     tree = Tree(tree.boxes.reshape(-1, _WIDTH), tree.points.reshape(-1, _LEAF), tree.rows)
-    waiting = np.full(_LEVELS * _KEPT, NO_NUMBER, np.int32)
-    keys, places = np.empty(_LEAF, np.int64), np.empty((_LEVELS, 2), np.int64)
-    memory = _Memory(keys, np.empty(_WIDTH, np.int32), waiting, places)
-    told = np.full(_BLOCK, LEAST, np.int64)  # each query's last key
+    keys, told = memory.points, memory.told
+    for query in range(_BLOCK):
+        told[query] = LEAST
     # Beyond the reach by more than rounding: distances themselves are compared when told.
     most = farthest(reach[0] * reach[0] * _ROUNDING)
     num_found = indices.shape[1]
@@ -316,19 +319,31 @@ def _answer(
 @compiled_njit()
 @no_type_check
 def _answer_few(
-    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int,
+    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int, memory: _Memory,
     indices: np.ndarray, distances: np.ndarray,
 ) -> None:  # fmt: skip
-    _answer(tree, queries, reach, start, end, _FEW, indices, distances)
+    _answer(tree, queries, reach, start, end, _FEW, memory, indices, distances)
 
 
 @compiled_njit()
 @no_type_check
 def _answer_many(
-    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int,
+    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int, memory: _Memory,
     indices: np.ndarray, distances: np.ndarray,
 ) -> None:  # fmt: skip
-    _answer(tree, queries, reach, start, end, _MANY, indices, distances)
+    _answer(tree, queries, reach, start, end, _MANY, memory, indices, distances)
+
+
+@compiled_njit()
+@no_type_check
+def _memory() -> _Memory:
+    return _Memory(
+        np.empty(_LEAF, np.int64),
+        np.empty(_WIDTH, np.int32),
+        np.full(_LEVELS * _KEPT, NO_NUMBER, np.int32),
+        np.empty((_LEVELS, 2), np.int64),
+        np.empty(_BLOCK, np.int64),
+    )
 
 
 @exact_parallel_njit()
@@ -345,13 +360,15 @@ def nearest(
     the query finds nothing, as one that is no number does.
     """
     num_queries = len(queries)
+    blocks = -(-num_queries // _BLOCK)
+    turns = max(_TURNS, blocks // _SHARING)
     # What follows each other costs alike, as the rays of a row of pixels do: a thread's blocks are
     # from all over.
-    rounds = -(-num_queries // (_BLOCK * _TURNS))
-    for number in prange(rounds * _TURNS):
-        block = number % rounds * _TURNS + number // rounds
-        start, end = block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)
-        if start < end and indices.shape[1] <= _FEW:
-            _answer_few(tree, queries, reach, start, end, indices, distances)
-        elif start < end:
-            _answer_many(tree, queries, reach, start, end, indices, distances)
+    for turn in prange(turns):
+        memory = _memory()
+        for block in range(turn, blocks, turns):
+            start, end = block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)
+            if indices.shape[1] <= _FEW:
+                _answer_few(tree, queries, reach, start, end, memory, indices, distances)
+            else:
+                _answer_many(tree, queries, reach, start, end, memory, indices, distances)

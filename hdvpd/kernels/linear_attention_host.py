@@ -20,9 +20,9 @@ from hdvpd.kernels.compiled import (
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
 from hdvpd.kernels.rows_host import add_rows, add_to, announce, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
-    add_product,
-    add_product_transposed,
     add_transposed_product,
+    product,
+    transposed,
 )
 from hdvpd.kernels.vectors import (
     everywhere,
@@ -97,17 +97,8 @@ def backward(
 @exact_parallel_njit()
 @no_type_check
 def _to_sums(
-    x: np.ndarray,
-    norm: np.ndarray,
-    epsilon: float,
-    kernel: np.ndarray,
-    bias: np.ndarray,
-    share: np.ndarray,
-    least: float,
-    qkv: np.ndarray,
-    summary: np.ndarray,
-    total: np.ndarray,
-) -> None:
+    x, norm, epsilon, kernel, bias, share, least, qkv, summary, total,
+):  # fmt: skip
     """Fill in queries, keys and values, and their sums over all tokens.
 
     Args:
@@ -137,7 +128,7 @@ def _to_sums(
             end = min(begin + AT_ONCE, last)
             normed, keys = spaces[0, : end - begin], spaces[1, : end - begin]
             normalize(x[begin:end], epsilon, normed, factors, qkv[begin:end])
-            add_product(normed, inner_kernel, 0, qkv[begin:end])
+            product(normed, inner_kernel, qkv[begin:end])
             add_to(qkv[begin:end], qkv[:0], inner_bias)
             _weighted_keys(qkv[begin:end], share[begin:end], least, keys)
             add_rows(keys, totals[part : part + 1])
@@ -145,7 +136,7 @@ def _to_sums(
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
                 mine = qkv[begin:end, values]
-                add_transposed_product(keys[:, columns], mine, 1, summaries[part, head])
+                add_transposed_product(keys[:, columns], mine, summaries[part, head])
     add_parts(summaries, summary)
     add_parts(totals.reshape(parts, heads, each_width), total)
 
@@ -153,15 +144,8 @@ def _to_sums(
 @exact_parallel_njit()
 @no_type_check
 def _from_sums(
-    x: np.ndarray,
-    least: float,
-    out_kernel: np.ndarray,
-    out_bias: np.ndarray,
-    qkv: np.ndarray,
-    summary: np.ndarray,
-    total: np.ndarray,
-    result: np.ndarray,
-) -> None:
+    x, least, out_kernel, out_bias, qkv, summary, total, result,
+):  # fmt: skip
     """Fill in the result, (t, d), of the layer behind: `out_kernel`, (d, d), and `out_bias`."""
     rows, width = x.shape
     heads, parts = total.shape[0], parts_of(rows)
@@ -175,7 +159,7 @@ def _from_sums(
             queries, attended = spaces[0, : end - begin], spaces[1, : end - begin]
             _divided_queries(qkv[begin:end], least, total, x[begin:end], queries, inverses)
             _attend(queries, summary, attended)
-            add_product(attended, out_kernel, 0, result[begin:end])
+            product(attended, out_kernel, result[begin:end])
             add_to(result[begin:end], x[begin:end], outer_bias)
 
 
@@ -191,6 +175,7 @@ def _to_queries(
     rows, width = result_bar.shape
     heads, each_width = total.shape
     parts = parts_of(rows)
+    back, summary_back = transposed(out_kernel), _transposed_each(summary)
     query_bar = np.empty((rows, width), np.float32)
     summaries = np.empty((parts, heads, each_width, each_width), np.float32)
     totals = np.empty((parts, heads, each_width), np.float32)
@@ -210,15 +195,15 @@ def _to_queries(
             bar = spaces[2, : end - begin]
             _divided_queries(qkv[begin:end], least, total, result_bar[begin:end], queries, inverses)
             _attend(queries, summary, attended)
-            add_transposed_product(attended, result_bar[begin:end], 1, kernel_bars[part])
+            add_transposed_product(attended, result_bar[begin:end], kernel_bars[part])
             add_rows(result_bar[begin:end], bias_bars[part])
             attended_bar = attended  # which is not needed any more
-            add_product_transposed(result_bar[begin:end], out_kernel, 0, attended_bar)
+            product(result_bar[begin:end], back, attended_bar)
+            _attend(attended_bar, summary_back, bar)
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
-                add_product_transposed(attended_bar[:, columns], summary[head], 0, bar[:, columns])
                 add_transposed_product(
-                    queries[:, columns], attended_bar[:, columns], 1, summaries[part, head]
+                    queries[:, columns], attended_bar[:, columns], summaries[part, head]
                 )
             _undo_queries(
                 queries, inverses, bar, total, qkv[begin:end], totals[part], query_bar[begin:end]
@@ -241,7 +226,7 @@ def _to_rows(
     rows, width = x.shape
     heads, each_width = total_bar.shape
     parts = parts_of(rows)
-    inner_kernel = scaled(norm, kernel)
+    back, summary_back = transposed(scaled(norm, kernel)), _transposed_each(summary_bar)
     kernel_bars = np.empty((parts, width, 3 * width), np.float32)
     bias_bars = np.empty((parts, 1, 3 * width), np.float32)
     for part in prange(parts):
@@ -258,21 +243,33 @@ def _to_rows(
             for head in range(heads):
                 columns = slice(head * each_width, (head + 1) * each_width)
                 values = slice(2 * width + head * each_width, 2 * width + (head + 1) * each_width)
-                mine = qkv[begin:end, values]
-                add_product_transposed(mine, summary_bar[head], 0, bar[:, columns])
-                add_product(keys[:, columns], summary_bar[head], 0, qkv_bar[:, values])
+                product(qkv[begin:end, values], summary_back[head], bar[:, columns])
+                product(keys[:, columns], summary_bar[head], qkv_bar[:, values])
             _undo_keys(
                 bar, query_bar[begin:end], total_bar, share[begin:end], qkv[begin:end], qkv_bar
             )
             normed = keys  # which are not needed any more
             normalize(x[begin:end], epsilon, normed, factors, result_bar[begin:end])
-            add_transposed_product(normed, qkv_bar, 1, kernel_bars[part])
+            add_transposed_product(normed, qkv_bar, kernel_bars[part])
             add_rows(qkv_bar, bias_bars[part])
-            add_product_transposed(qkv_bar, inner_kernel, 0, x_bar[begin:end])
+            product(qkv_bar, back, x_bar[begin:end])
             undo_normalize(normed, factors, result_bar[begin:end], x_bar[begin:end])
     add_all_parts(kernel_bars, kernel_bar)
     add_parts(bias_bars, bias_bar)
     to_norm(norm, kernel, bias_bar, kernel_bar, norm_bar)
+
+
+@compiled_njit()
+@no_type_check
+def _transposed_each(summary):
+    """Return the transposes of all heads."""
+    result = np.empty_like(summary)
+    heads, width = summary.shape[0], summary.shape[1]
+    for head in range(heads):
+        for row in range(width):
+            for column in range(width):
+                result[head, row, column] = summary[head, column, row]
+    return result
 
 
 @compiled_njit()
@@ -282,7 +279,7 @@ def _attend(queries, summary, attended):
     heads, width = summary.shape[0], summary.shape[1]
     for head in range(heads):
         columns = slice(head * width, (head + 1) * width)
-        add_product(queries[:, columns], summary[head], 0, attended[:, columns])
+        product(queries[:, columns], summary[head], attended[:, columns])
 
 
 @compiled_njit()

@@ -21,9 +21,9 @@ from hdvpd.kernels.rows_host import (
     undo_normalize,
 )
 from hdvpd.kernels.small_products import (
-    add_product,
-    add_product_transposed,
     add_transposed_product,
+    product,
+    transposed,
 )
 
 
@@ -64,9 +64,9 @@ def forward(
             end = min(begin + AT_ONCE, last)
             normed, hidden = normed_space[: end - begin], hidden_space[: end - begin]
             normalize(x[begin:end], epsilon, normed, factors, result[begin:end])
-            add_product(normed, inner_kernel, 0, hidden)
+            product(normed, inner_kernel, hidden)
             bend(hidden, inner_bias)
-            add_product(hidden, kernel_out, 0, result[begin:end])
+            product(hidden, kernel_out, result[begin:end])
             add_to(result[begin:end], x[begin:end], outer_bias)
 
 
@@ -91,6 +91,7 @@ def backward(
     rows, width, inner = x.shape[0], x.shape[1], bias_in.shape[0]
     parts = parts_of(rows)
     inner_kernel, inner_bias = scaled(norm, kernel_in), shifted(norm, kernel_in, bias_in)
+    back, inner_back = transposed(kernel_out), transposed(inner_kernel)
     kernel_in_bars = np.empty((parts, width, inner), np.float32)
     bias_in_bars = np.empty((parts, 1, inner), np.float32)
     kernel_out_bars = np.empty((parts, inner, width), np.float32)
@@ -109,13 +110,13 @@ def backward(
             normed, bar = normed_space[: end - begin], result_bar[begin:end]
             hidden, hidden_bar = spaces[0, : end - begin], spaces[1, : end - begin]
             normalize(x[begin:end], epsilon, normed, factors, bar)
-            add_product(normed, inner_kernel, 0, hidden)
-            add_product_transposed(bar, kernel_out, 0, hidden_bar)
+            product(normed, inner_kernel, hidden)
+            product(bar, back, hidden_bar)
             bend_and_undo(hidden, inner_bias, hidden_bar, bias_in_bars[part])
-            add_transposed_product(hidden, bar, 1, kernel_out_bars[part])
+            add_transposed_product(hidden, bar, kernel_out_bars[part])
             add_rows(bar, bias_out_bars[part])
-            add_transposed_product(normed, hidden_bar, 1, kernel_in_bars[part])
-            add_product_transposed(hidden_bar, inner_kernel, 0, x_bar[begin:end])
+            add_transposed_product(normed, hidden_bar, kernel_in_bars[part])
+            product(hidden_bar, inner_back, x_bar[begin:end])
             undo_normalize(normed, factors, bar, x_bar[begin:end])
     add_all_parts(kernel_in_bars, kernel_in_bar)
     add_parts(bias_in_bars, bias_in_bar)

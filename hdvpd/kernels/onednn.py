@@ -148,14 +148,24 @@ class _Prepared:
                     after.append(_copy(wanted, given, own, memory))
                 memory = own
             passed.append((number, memory))
-        self._steps = [*before, (primitive, _arguments(passed)), *after]
+        steps = *before, (primitive, _arguments(passed)), *after
+        self._steps = [(primitive, self._stream, len(x), x) for primitive, x in steps]
+        # Looked up here, for what Python does between two calls takes as long as a small operation.
+        self._set, self._execute, self._wait = (
+            getattr(_load(), f"dnnl_{name}")
+            for name in ("memory_set_data_handle", "primitive_execute", "stream_wait")
+        )
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> None:
+        refused = 0
         for memory, array in zip(self._given, arrays, strict=True):
-            _call("dnnl_memory_set_data_handle", memory, Handle(array.ctypes.data))
-        for primitive, arguments in self._steps:
-            _call("dnnl_primitive_execute", primitive, self._stream, len(arguments), arguments)
-        _call("dnnl_stream_wait", self._stream)
+            place, _ = array.__array_interface__["data"]
+            refused |= self._set(memory, Handle(place))
+        for step in self._steps:
+            refused |= self._execute(*step)
+        refused |= self._wait(self._stream)
+        if refused:
+            raise RuntimeError("oneDNN refuses to run an operation that it has prepared.")
 
     def _own_memory(self, wanted: Handle) -> Handle:
         self._kept.append(np.empty(_load().dnnl_memory_desc_get_size(wanted), np.uint8))

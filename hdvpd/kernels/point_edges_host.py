@@ -13,9 +13,9 @@ from numba import prange
 
 from hdvpd.kernels.compiled import add_parts, clear, compiled_njit, exact_parallel_njit
 from hdvpd.kernels.small_products import (
-    add_product,
-    add_product_transposed,
     add_transposed_product,
+    product,
+    transposed,
 )
 from hdvpd.kernels.vectors import (
     everywhere,
@@ -104,7 +104,7 @@ def forward(
             _hide(rows, nodes, edges, hidden)
             _soften(edges)
             _sum(edges, hidden, begin, end, weights, summed)
-            add_product(summed[begin:end], out, 0, result[begin:end])
+            product(summed[begin:end], out, result[begin:end])
 
 
 @exact_parallel_njit()
@@ -129,7 +129,7 @@ def backward(
     """Fill in the cotangents of about, points, positions, layer and out; see `forward`."""
     count, width = near.shape
     parts = min(max(count // _PART, 1), _MOST_PARTS)
-    rows = _tell(about, layer)
+    rows, back = _tell(about, layer), transposed(out)
     rows_bars = np.empty((parts, rows.shape[0], WIDTH), np.float32)
     points_bars = np.empty((parts, points.shape[0], 3), np.float32)
     out_bars = np.empty((parts, WIDTH, out.shape[1]), np.float32)
@@ -146,9 +146,9 @@ def backward(
         for begin in range(part * count // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             bar = result_bar[begin:end]
-            add_transposed_product(summed[begin:end], bar, 1, out_bars[part])
+            add_transposed_product(summed[begin:end], bar, out_bars[part])
             clear(summed_bar)
-            add_product_transposed(bar, out, 0, summed_bar[: end - begin])
+            product(bar, back, summed_bar[: end - begin])
             _look(points, positions, near, measures, begin, end, nodes, edges)
             _hide_again(rows, nodes, edges, summed_bar, hidden, slopes)
             _undo_soften(weights, begin, end, edges)

@@ -1,60 +1,203 @@
-"""Products of small blocks by oneDNN inside compiled host code, each by the thread that asks.
+"""Products of small blocks inside compiled host code, each by the thread that asks.
 
-oneDNN sees that it is called within a parallel loop and begins none of its own.
+A library's product takes memory and gives it back in every call: those of a step of the demo did
+so 19,000 times, and threads of two devices waited for each other. A tile of the result here is a
+few rows of vectors that stay in registers while all their products are added up.
 """
 
-from typing import no_type_check
+from collections.abc import Callable
+from typing import Any, no_type_check
 
 import llvmlite.binding as llvm
 import numpy as np
-from numba import types
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from hdvpd.kernels import onednn
-from hdvpd.kernels.compiled import fast_njit
+from hdvpd.kernels.compiled import fast_njit, inlined_njit
+from hdvpd.kernels.lanes import everywhere
 
-_NAME = "dnnl_sgemm"
-_PLAIN, _TRANSPOSED = 78, 84  # N and T
+_settings: Any = config
+_NUMBER, _WORD, _HALF = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_SIZE, _PLACES = 4, 9
 
-# Compiled code holds the name, also in its cache; every process says where the function is.
-if onednn.available():
-    llvm.add_symbol(_NAME, onednn.address(_NAME))
 
-_sgemm = types.ExternalFunction(
-    _NAME,
-    types.int32(
-        types.int8, types.int8, types.int64, types.int64, types.int64, types.float32,
-        types.voidptr, types.int64, types.voidptr, types.int64, types.float32, types.voidptr,
-        types.int64,
-    ),
-)  # fmt: skip
+def _wide() -> bool:
+    """Whether code is generated for a processor with 32 registers of 16 numbers."""
+    if _settings.CPU_FEATURES is not None:
+        return "+avx512f" in _settings.CPU_FEATURES
+    return _settings.CPU_NAME is None and llvm.get_host_cpu_features().get("avx512f", False)
+
+
+def _strip(height: int, width: int) -> Callable[..., None]:
+    """Return a function for compiled code that computes so many columns of a product.
+
+    Args:
+      height: rows of a tile.
+      width: columns.
+    """
+    kind = ir.VectorType(_NUMBER, width)
+
+    @intrinsic
+    def strip(typing: Any, places: Any, left: Any, add: Any) -> Any:
+        del typing, places, left, add
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            del signature
+            together, left, add = arguments
+            places = cgutils.unpack_tuple(builder, together, _PLACES)
+            whole = builder.icmp_signed(">=", left, _WORD(width))
+            with builder.if_else(whole) as (all_there, some):
+                with all_there:
+                    _fill_strip(builder, kind, height, places, add, None)
+                with some:
+                    numbered = ir.Constant(ir.VectorType(_HALF, width), list(range(width)))
+                    ends = everywhere(builder, builder.trunc(left, _HALF), width)
+                    there = builder.icmp_signed("<", numbered, ends)
+                    _fill_strip(builder, kind, height, places, add, there)
+            return context.get_dummy_value()
+
+        places = types.UniTuple(types.int64, _PLACES)
+        return types.none(places, types.int64, types.boolean), generate
+
+    return strip
+
+
+def _fill_strip(builder: Any, kind: Any, height: int, places: Any, add: Any, there: Any) -> None:
+    """Generate code for a strip of which all columns are there, or some: by tiles, then by rows."""
+    a, a_row, a_inner, b, b_inner, result, result_row, rows, inner = places
+    tiles = builder.sdiv(rows, _WORD(height))
+    tiled = builder.mul(tiles, _WORD(height))
+
+    def fill(row: Any, count: int) -> None:
+        here = builder.add(a, builder.mul(row, a_row)), a_row, a_inner, b, b_inner
+        target = builder.add(result, builder.mul(row, result_row)), result_row
+        _fill_tile(builder, kind, count, (*here, *target, inner), add, there)
+
+    with cgutils.for_range(builder, tiles) as loop:
+        fill(builder.mul(loop.index, _WORD(height)), height)
+    with cgutils.for_range(builder, builder.sub(rows, tiled)) as loop:
+        fill(builder.add(tiled, loop.index), 1)
+
+
+def _fill_tile(builder: Any, kind: Any, rows: int, places: Any, add: Any, there: Any) -> None:
+    """Generate code for a tile of which all columns are there, or some."""
+    a, a_row, a_inner, b, b_inner, result, result_row, inner = places
+    sums = [cgutils.alloca_once(builder, kind) for _ in range(rows)]
+    targets = [_pointer(builder, kind, result, (result_row, _WORD(row))) for row in range(rows)]
+    for target, total in zip(targets, sums, strict=True):
+        builder.store(ir.Constant(kind, [0.0] * kind.count), total)
+        with builder.if_then(add):
+            builder.store(_load(builder, target, there), total)
+    multiply = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{kind.count}f32"
+    )
+    with cgutils.for_range(builder, inner) as loop:
+        values = _load(builder, _pointer(builder, kind, b, (b_inner, loop.index)), there)
+        for row, total in enumerate(sums):
+            steps = (a_row, _WORD(row)), (a_inner, loop.index)
+            factor = builder.load(_pointer(builder, _NUMBER, a, *steps))
+            factors = everywhere(builder, factor, kind.count)
+            builder.store(builder.call(multiply, [factors, values, builder.load(total)]), total)
+    for target, total in zip(targets, sums, strict=True):
+        _store(builder, builder.load(total), target, there)
+
+
+def _pointer(builder: Any, kind: Any, address: Any, *steps: tuple[Any, Any]) -> Any:
+    for size, count in steps:
+        address = builder.add(address, builder.mul(size, count))
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _load(builder: Any, place: Any, there: Any) -> Any:
+    if there is None:
+        return builder.load(place, align=_SIZE)
+    kind = place.type.pointee
+    signature = ir.FunctionType(kind, [place.type, _HALF, there.type, kind])
+    name = f"llvm.masked.load.v{kind.count}f32.p0"
+    read = cgutils.get_or_insert_function(builder.module, signature, name)
+    nothing = ir.Constant(kind, [0.0] * kind.count)
+    return builder.call(read, [place, _HALF(_SIZE), there, nothing])
+
+
+def _store(builder: Any, values: Any, place: Any, there: Any) -> None:
+    if there is None:
+        builder.store(values, place, align=_SIZE)
+        return
+    signature = ir.FunctionType(ir.VoidType(), [values.type, place.type, _HALF, there.type])
+    name = f"llvm.masked.store.v{values.type.count}f32.p0"
+    write = cgutils.get_or_insert_function(builder.module, signature, name)
+    builder.call(write, [values, place, _HALF(_SIZE), there])
+
+
+# Rows and columns of a tile, as many as registers hold: each sum waits for the one before it, so
+# several have to be on their way.
+_SHAPES = ((6, 64), (12, 32), (8, 16)) if _wide() else ((6, 16), (6, 16), (6, 16))
+_wide_strip, _middle_strip, _narrow_strip = (_strip(*shape) for shape in _SHAPES)
+_WIDE, _MIDDLE, _NARROW = (width for _, width in _SHAPES)
 
 
 @fast_njit()
 @no_type_check
-def add_product(a, b, share, result):
-    """Set result to share * result + a b. Rows must be without gaps, and may lie apart."""
-    _add(_PLAIN, a, _PLAIN, b, a.shape[1], share, result)
+def product(a, b, result):
+    """Set result to a b. Rows must be without gaps, and may lie apart."""
+    steps = a.strides[0], _SIZE, b.strides[0], result.strides[0]
+    _multiply(_place(a), _place(b), _place(result), steps, result.shape, len(b), False)
 
 
 @fast_njit()
 @no_type_check
-def add_product_transposed(a, b, share, result):
-    """Set result to share * result + a b^T; see `add_product`."""
-    _add(_PLAIN, a, _TRANSPOSED, b, a.shape[1], share, result)
+def add_transposed_product(a, b, result):
+    """Add a^T b to the result; see `product`."""
+    steps = _SIZE, a.strides[0], b.strides[0], result.strides[0]
+    _multiply(_place(a), _place(b), _place(result), steps, result.shape, len(b), True)
 
 
 @fast_njit()
 @no_type_check
-def add_transposed_product(a, b, share, result):
-    """Set result to share * result + a^T b; see `add_product`."""
-    _add(_TRANSPOSED, a, _PLAIN, b, a.shape[0], share, result)
+def transposed(matrix):
+    """Return the transpose, for products with the rows of a matrix."""
+    result = np.empty((matrix.shape[1], matrix.shape[0]), np.float32)
+    for row in range(result.shape[0]):
+        for column in range(result.shape[1]):
+            result[row, column] = matrix[column, row]
+    return result
+
+
+@inlined_njit()
+@no_type_check
+def _place(array):
+    return np.int64(array.ctypes.data)
 
 
 @fast_njit()
 @no_type_check
-def _add(how_a, a, how_b, b, inner, share, result):
-    _sgemm(
-        how_a, how_b, result.shape[0], result.shape[1], inner, np.float32(1.0),
-        a.ctypes.data, a.strides[0] // 4, b.ctypes.data, b.strides[0] // 4, np.float32(share),
-        result.ctypes.data, result.strides[0] // 4,
-    )  # fmt: skip
+def _multiply(a, b, result, steps, shape, inner, add):
+    """Fill in columns, as many at once as a strip has.
+
+    Args:
+      a: address of the first factor.
+      b: of the second one.
+      result: likewise.
+      steps: bytes between a's numbers that go to the next row, those that are added up, b's rows
+        and rows of the result.
+      shape: of the result.
+      inner: numbers that are added up.
+      add: whether what the result holds is kept.
+    """
+    a_row, a_inner, b_inner, result_row = steps
+    rows, columns = shape
+    column = 0
+    while column < columns:
+        left, place = columns - column, column * _SIZE
+        places = a, a_row, a_inner, b + place, b_inner, result + place, result_row, rows, inner
+        if left >= _WIDE:
+            _wide_strip(places, left, add)
+            column += _WIDE
+        elif left > _NARROW:
+            _middle_strip(places, left, add)
+            column += _MIDDLE
+        else:
+            _narrow_strip(places, left, add)
+            column += _NARROW
