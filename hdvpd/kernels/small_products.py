@@ -11,7 +11,7 @@ from typing import Any, no_type_check
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import cfunc, config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -21,6 +21,7 @@ from hdvpd.kernels.lanes import everywhere
 _settings: Any = config
 _NUMBER, _WORD, _HALF = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _SIZE, _PLACES = 4, 9
+_KIND = types.void(*[types.int64] * 9)
 
 
 def _wide() -> bool:
@@ -138,56 +139,11 @@ _wide_strip, _middle_strip, _narrow_strip = (_strip(*shape) for shape in _SHAPES
 _WIDE, _MIDDLE, _NARROW = (width for _, width in _SHAPES)
 
 
-@fast_njit()
-@no_type_check
-def product(a, b, result):
-    """Set result to a b. Rows must be without gaps, and may lie apart."""
-    steps = a.strides[0], _SIZE, b.strides[0], result.strides[0]
-    _multiply(_place(a), _place(b), _place(result), steps, result.shape, len(b), False)
-
-
-@fast_njit()
-@no_type_check
-def add_transposed_product(a, b, result):
-    """Add a^T b to the result; see `product`."""
-    steps = _SIZE, a.strides[0], b.strides[0], result.strides[0]
-    _multiply(_place(a), _place(b), _place(result), steps, result.shape, len(b), True)
-
-
-@fast_njit()
-@no_type_check
-def transposed(matrix):
-    """Return the transpose, for products with the rows of a matrix."""
-    result = np.empty((matrix.shape[1], matrix.shape[0]), np.float32)
-    for row in range(result.shape[0]):
-        for column in range(result.shape[1]):
-            result[row, column] = matrix[column, row]
-    return result
-
-
 @inlined_njit()
 @no_type_check
-def _place(array):
-    return np.int64(array.ctypes.data)
-
-
-@fast_njit()
-@no_type_check
-def _multiply(a, b, result, steps, shape, inner, add):
-    """Fill in columns, as many at once as a strip has.
-
-    Args:
-      a: address of the first factor.
-      b: of the second one.
-      result: likewise.
-      steps: bytes between a's numbers that go to the next row, those that are added up, b's rows
-        and rows of the result.
-      shape: of the result.
-      inner: numbers that are added up.
-      add: whether what the result holds is kept.
-    """
+def _fill(a, b, result, steps, rows, columns, inner, add):
+    """Fill in columns, as many at once as a strip has; see `_fill_strip`."""
     a_row, a_inner, b_inner, result_row = steps
-    rows, columns = shape
     column = 0
     while column < columns:
         left, place = columns - column, column * _SIZE
@@ -201,3 +157,55 @@ def _multiply(a, b, result, steps, shape, inner, add):
         else:
             _narrow_strip(places, left, add)
             column += _NARROW
+
+
+@cfunc(_KIND, cache=True, error_model="numpy")
+@no_type_check
+def _set_product(a, b, result, a_step, b_step, result_step, rows, columns, inner):
+    _fill(a, b, result, (a_step, _SIZE, b_step, result_step), rows, columns, inner, False)
+
+
+@cfunc(_KIND, cache=True, error_model="numpy")
+@no_type_check
+def _add_transposed(a, b, result, a_step, b_step, result_step, rows, columns, inner):
+    _fill(a, b, result, (_SIZE, a_step, b_step, result_step), rows, columns, inner, True)
+
+
+# By their names: what calls them would else be compiled with copies, for a second or more.
+llvm.add_symbol("hdvpd_set_product", _set_product.address)
+llvm.add_symbol("hdvpd_add_transposed", _add_transposed.address)
+_call_set_product = types.ExternalFunction("hdvpd_set_product", _KIND)
+_call_add_transposed = types.ExternalFunction("hdvpd_add_transposed", _KIND)
+
+
+@fast_njit()
+@no_type_check
+def product(a, b, result):
+    """Set result to a b. Rows must be without gaps, and may lie apart."""
+    _call_set_product(*_places(a, b, result), result.shape[0], result.shape[1], len(b))
+
+
+@fast_njit()
+@no_type_check
+def add_transposed_product(a, b, result):
+    """Add a^T b to the result; see `product`."""
+    _call_add_transposed(*_places(a, b, result), result.shape[0], result.shape[1], len(b))
+
+
+@inlined_njit()
+@no_type_check
+def _places(a, b, result):
+    """Return addresses, and bytes between rows."""
+    places = np.int64(a.ctypes.data), np.int64(b.ctypes.data), np.int64(result.ctypes.data)
+    return *places, a.strides[0], b.strides[0], result.strides[0]
+
+
+@fast_njit()
+@no_type_check
+def transposed(matrix):
+    """Return the transpose, for products with the rows of a matrix."""
+    result = np.empty((matrix.shape[1], matrix.shape[0]), np.float32)
+    for row in range(result.shape[0]):
+        for column in range(result.shape[1]):
+            result[row, column] = matrix[column, row]
+    return result
