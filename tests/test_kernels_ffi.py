@@ -248,6 +248,11 @@ def add_up(rows, counts, factor, marked, sums, total):
 
 
 @numba.njit
+def first_of(x, first):
+    first[0] = x[0]
+
+
+@numba.njit
 def share_of(x, share):
     share[...] = numba.get_num_threads()
 
@@ -289,6 +294,16 @@ def test_what_numba_has_compiled_is_called_without_python_from_then_on(calls_of_
         for found, expected in zip(sums_of(*given), sums_expected(*given), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert calls_of_python == ["add_up"]
+
+
+def test_what_was_called_for_no_element_is_compiled_later(calls_of_python):
+    first = functools.partial(ffi_call, first_of, [jax.ShapeDtypeStruct((1,), np.float32)])
+    mapped, one = jax.jit(jax.vmap(first)), jax.jit(first)
+    assert mapped(np.zeros((0, 4), np.float32))[0].shape == (0, 1)
+    for value in (3, 4, 5):
+        assert one(np.full(4, value, np.float32))[0] == value
+    assert calls_of_python[-1:] == ["first_of"]
+    assert len(calls_of_python) <= 2
 
 
 def test_other_arrays_and_mistakes_are_pythons(calls_of_python):

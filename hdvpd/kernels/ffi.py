@@ -109,38 +109,33 @@ def ffi_call(
     """
     given = [Kind(np.dtype(jnp.result_type(x)), np.ndim(x)) for x in arguments]
     filled = [Kind(np.dtype(x.dtype), len(x.shape)) for x in results]
-    name = _register(function, tuple(given), tuple(filled)).name
+    name = _register(function, given, filled)
     call = jax.ffi.ffi_call(name, tuple(results), vmap_method="expand_dims")
     return list(call(*arguments))
 
 
 class HostFunction:
-    """A function for arrays of certain types, as XLA knows it.
+    """A function for arrays of certain types, as XLA knows it by a name."""
 
-    Programs and the compilation cache hold the name: it must stand for one function only, and for
-    the same one in every process.
-    """
-
-    def __init__(self, function: Any, given: Sequence[Kind], filled: Sequence[Kind]):
-        kinds = "->".join(",".join(map(str, kinds)) for kinds in (given, filled))
-        self.name = f"{_name(function)}({kinds})"
+    def __init__(self, name: str, function: Any, given: Sequence[Kind], filled: Sequence[Kind]):
         self.function, self.given, self.filled = function, given, filled
         self._handler = _Handler(functools.partial(_handle, self))
         self._in_python = ctypes.cast(self._handler, ctypes.c_void_p).value or 0
         self._entry = Entry(self._in_python)
-        self._settled = not hasattr(function, "overloads") or usable_cores() > _FEW_CORES
+        self._for_numba = hasattr(function, "overloads") and usable_cores() <= _FEW_CORES
         capsule = jax.ffi.pycapsule(_Handler(self._entry.address))
-        jax.ffi.register_ffi_target(self.name, capsule, platform="cpu")
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
 
     def __call__(self, *arrays: np.ndarray) -> None:
         """Call the function for each element of the axes that vmap has put in front."""
         ranks = [kind.rank for kind in (*self.given, *self.filled)]
         for x in each(ranks, len(self.given), *arrays):
             self.function(*x)
-        if not self._settled:
-            self._settled = True
+        if self._for_numba:
             code = native(self.function, self.given, self.filled, give_share, self._in_python)
-            self._entry.lead_to(code or self._in_python)
+            if code is not None:  # of no element at all nothing has been compiled
+                self._for_numba = False
+                self._entry.lead_to(code)
 
 
 def each(ranks: Sequence[int], num_given: int, *arrays: np.ndarray) -> Iterator[list[Any]]:
@@ -168,22 +163,21 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {}
 _REGISTERING = threading.Lock()
 
 
-def _name(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _register(function: Any, given: Sequence[Kind], filled: Sequence[Kind]) -> str:
+    """Make a function known to XLA, once, and return the name under which it is.
 
-
-def _register(function: Any, given: tuple[Kind, ...], filled: tuple[Kind, ...]) -> HostFunction:
-    """Make a function known to XLA, once; threads may trace programs that call it at one time."""
+    Programs and the compilation cache hold the name: it must stand for one function only, and for
+    the same one in every process. Threads may trace programs that call it at the same time.
+    """
+    function_name = f"{function.__module__}.{function.__qualname__}"
+    kinds = "->".join(",".join(map(str, kinds)) for kinds in (given, filled))
+    name = f"{function_name}({kinds})"
     with _REGISTERING:
-        if _FUNCTIONS.setdefault(_name(function), function) is not function:
-            raise ValueError(f"two functions {_name(function)}: programs could call either.")
-        return _known(function, given, filled)
-
-
-@functools.cache
-def _known(*what: Any) -> HostFunction:
-    made = HostFunction(*what)
-    return _REGISTERED.setdefault(made.name, made)
+        if _FUNCTIONS.setdefault(function_name, function) is not function:
+            raise ValueError(f"two functions {function_name}: programs could call either.")
+        if name not in _REGISTERED:
+            _REGISTERED[name] = HostFunction(name, function, given, filled)
+    return name
 
 
 def known(name: str) -> HostFunction | None:

@@ -138,10 +138,7 @@ def native(
     compiled = getattr(function, "overloads", {}).get(tuple(kinds))
     if compiled is None:
         return None
-    number = next(_numbers)
-    name, called = f"hdvpd_call_{number}", f"hdvpd_called_{number}"
-    symbol = compiled.fndesc.llvm_func_name
-    llvm.add_symbol(called, compiled.library.get_pointer_to_function(symbol))
+    name = f"hdvpd_call_{next(_numbers)}"
 
     def fill(library: Any) -> None:
         module = library.create_ir_module(name)
@@ -154,7 +151,7 @@ def native(
         buffers = _buffers(builder, frame, len(given), len(filled))
         with builder.if_then(_fit(builder, buffers, (*given, *filled))):
             before(builder, module)
-            with builder.if_then(_call(builder, module, called, compiled, buffers)):
+            with builder.if_then(_call(builder, module, compiled, buffers)):
                 builder.ret(_WORD(0))
         builder.branch(other)
         builder.position_at_end(other)
@@ -165,11 +162,13 @@ def native(
     return _compiled([name], fill)[0]
 
 
-def _call(builder: Any, module: Any, called: str, compiled: Any, buffers: Sequence[Any]) -> Any:
+def _call(builder: Any, module: Any, compiled: Any, buffers: Sequence[Any]) -> Any:
     """Generate a call of numba's code with what buffers hold, and whether nothing was raised."""
     context, convention = _target.target_context, _target.target_context.call_conv
     result, kinds = compiled.fndesc.restype, compiled.signature.args
-    callee = ir.Function(module, convention.get_function_type(result, kinds), called)
+    # By its symbol, which is in memory: linked, it would be compiled once more.
+    signature = convention.get_function_type(result, kinds)
+    callee = ir.Function(module, signature, compiled.fndesc.llvm_func_name)
     values = [_value(context, builder, *pair) for pair in zip(buffers, kinds, strict=True)]
     status, _ = convention.call_function(builder, callee, result, kinds, values)
     return status.is_ok

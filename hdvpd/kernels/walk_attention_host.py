@@ -212,18 +212,8 @@ def _weigh(features, columns, query, key, modulation, nodes, loads, number, toke
 @exact_parallel_njit()
 @no_type_check
 def _forward(
-    features: tuple[np.float32, np.float32, np.float32],
-    columns: tuple[int, int, int, int],
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    modulation: np.ndarray,
-    nodes: np.ndarray,
-    loads: np.ndarray,
-    num_entries: np.ndarray,
-    out: np.ndarray,
-    normalizer: np.ndarray,
-) -> None:
+    features, columns, query, key, value, modulation, nodes, loads, num_entries, out, normalizer,
+):  # fmt: skip
     """Fill in the attention's output (t, c) and its normaliser (t,).
 
     Args:
