@@ -93,7 +93,8 @@ def build(points: np.ndarray, rows: np.ndarray) -> Tree:
         for part in range(width):
             start, end = len(rows) * part // width, len(rows) * (part + 1) // width
             middle = len(rows) * (2 * part + 1) // (2 * width)
-            _halve(points, order, start, end, middle, places, keys)
+            here = slice(start, end)
+            _halve(points, order[here], middle - start, places[here], keys[here])
         width *= 2
     leaves = np.full((num_leaves, 3, _LEAF), np.nan, np.float32)
     leaf_rows = np.zeros((num_leaves, _LEAF), np.int32)
@@ -148,33 +149,25 @@ def _boxes(extents: np.ndarray) -> np.ndarray:
 
 @compiled_njit()
 @no_type_check
-def _halve(points, order, start, end, middle, places, keys):
-    """Put the rows of the lesser half along the widest axis first, in a part of `order`.
+def _halve(points, order, middle, places, keys):
+    """Put the rows of the lesser half along the widest axis first, in `order`, `middle` of them.
 
-    Args:
-      points: (n, 3).
-      order: rows of points.
-      start: of the part.
-      end: of the part.
-      middle: where its second half begins.
-      places: working memory, as long as `order`.
-      keys: likewise.
+    The last two are working memory, as long as `order`.
     """
     widest, axis, least = np.float32(-1), 0, np.float32(0)
     for candidate in range(3):
         low, high = np.float32(np.inf), np.float32(-np.inf)
-        for number in range(start, end):
-            place = points[order[number], candidate]
-            low, high = min(low, place), max(high, place)
+        for row in order:
+            low, high = min(low, points[row, candidate]), max(high, points[row, candidate])
         if high - low > widest:
             widest, axis, least = high - low, candidate, low
-    for number in range(start, end):
+    for number in range(len(order)):
         places[number] = points[order[number], axis] - least
     bits = places.view(np.int32)  # as they count from the least, in the order of the places
-    for number in range(start, end):  # then by row: all are different
+    for number in range(len(order)):  # then by row: all are different
         keys[number] = np.int64(bits[number]) << 32 | np.int64(order[number])
     # Quickselect.
-    low, high = start, end - 1
+    low, high = 0, len(keys) - 1
     while low < high:
         center = (low + high) // 2
         pivot, keys[center] = keys[center], keys[high]
@@ -188,7 +181,7 @@ def _halve(points, order, start, end, middle, places, keys):
             high = split - 1
         if middle >= split:
             low = split + 1
-    for number in range(start, end):
+    for number in range(len(order)):
         order[number] = np.int32(keys[number] & 0x7FFFFFFF)
 
 
