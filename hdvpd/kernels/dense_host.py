@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, copy_rows, fast_njit, parallel_njit
+from hdvpd.kernels.compiled import add_parts, aligned, clear, copy_rows, fast_njit, parallel_njit
 from hdvpd.kernels.rows_host import add_rows, add_to, normalize, undo_normalize
 from hdvpd.kernels.small_products import (
     add_transposed_product,
@@ -61,7 +61,7 @@ def forward(
     inner_kernel, inner_bias = scaled(norm, kernel), shifted(norm, kernel, bias)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        whole, factors = np.empty((AT_ONCE, x.shape[1]), np.float32), np.empty(AT_ONCE, np.float32)
+        whole, factors = aligned((AT_ONCE, x.shape[1])), np.empty(AT_ONCE, np.float32)
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
             space, coming = whole[: end - begin], result[begin:end]
@@ -91,11 +91,11 @@ def backward(
     rows = x.shape[0]
     parts = parts_of(rows)
     back = transposed(scaled(norm, kernel))
-    kernel_bars = np.empty((parts, kernel.shape[0], kernel.shape[1]), np.float32)
-    bias_bars = np.empty((parts, 1, bias_bar.shape[0]), np.float32)
+    kernel_bars = aligned((parts, kernel.shape[0], kernel.shape[1]))
+    bias_bars = aligned((parts, 1, bias_bar.shape[0]))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        whole, factors = np.empty((AT_ONCE, x.shape[1]), np.float32), np.empty(AT_ONCE, np.float32)
+        whole, factors = aligned((AT_ONCE, x.shape[1])), np.empty(AT_ONCE, np.float32)
         clear(kernel_bars[part])
         clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
@@ -132,7 +132,7 @@ def add_all_parts(parts: np.ndarray, total: np.ndarray) -> None:
 @no_type_check
 def scaled(norm, kernel):
     """Return the kernel for rows normed without scale."""
-    result = np.empty(kernel.shape, np.float32)
+    result = aligned(kernel.shape)
     for row in range(kernel.shape[0]):
         factor = norm[0, row] if norm.shape[1] else np.float32(1)
         for column in range(kernel.shape[1]):
@@ -144,7 +144,7 @@ def scaled(norm, kernel):
 @no_type_check
 def shifted(norm, kernel, bias):
     """Return the bias, (1, n), for rows normed without offset."""
-    result = np.empty((1, bias.shape[0]), np.float32)
+    result = aligned((1, bias.shape[0]))
     copy_rows(bias.reshape(1, -1), result)
     for row in range(norm.shape[1]):
         for column in range(bias.shape[0]):

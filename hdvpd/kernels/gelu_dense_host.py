@@ -8,7 +8,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, copy_rows, parallel_njit
+from hdvpd.kernels.compiled import add_parts, aligned, clear, copy_rows, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of
 from hdvpd.kernels.rows_host import bend, bend_and_undo
 from hdvpd.kernels.small_products import (
@@ -55,11 +55,11 @@ def backward(
     rows, inner = x.shape[0], bias.shape[0]
     parts = parts_of(rows)
     row_of_bias, back = bias.reshape(1, -1), transposed(kernel)
-    kernel_bars = np.empty((parts, kernel.shape[0], inner), np.float32)
-    bias_bars = np.empty((parts, 1, inner), np.float32)
+    kernel_bars = aligned((parts, kernel.shape[0], inner))
+    bias_bars = aligned((parts, 1, inner))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        spaces = np.empty((2, AT_ONCE, inner), np.float32)
+        spaces = aligned((2, AT_ONCE, inner))
         clear(kernel_bars[part])
         clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):

@@ -13,6 +13,7 @@ from numba import prange
 
 from hdvpd.kernels.compiled import (
     add_parts,
+    aligned,
     clear,
     compiled_njit,
     exact_parallel_njit,
@@ -117,11 +118,11 @@ def _to_sums(
     heads, each_width = total.shape
     parts = parts_of(rows)
     inner_kernel, inner_bias = scaled(norm, kernel), shifted(norm, kernel, bias)
-    summaries = np.empty((parts, heads, each_width, each_width), np.float32)
-    totals = np.empty((parts, width), np.float32)
+    summaries = aligned((parts, heads, each_width, each_width))
+    totals = aligned((parts, width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        spaces, factors = np.empty((2, AT_ONCE, width), np.float32), np.empty(AT_ONCE, np.float32)
+        spaces, factors = aligned((2, AT_ONCE, width)), np.empty(AT_ONCE, np.float32)
         clear(summaries[part])
         clear(totals[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
@@ -152,8 +153,8 @@ def _from_sums(
     outer_bias = out_bias.reshape(1, -1)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        spaces = np.empty((2, AT_ONCE, width), np.float32)
-        inverses = np.empty((AT_ONCE, heads), np.float32)
+        spaces = aligned((2, AT_ONCE, width))
+        inverses = aligned((AT_ONCE, heads))
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
             queries, attended = spaces[0, : end - begin], spaces[1, : end - begin]
@@ -176,15 +177,15 @@ def _to_queries(
     heads, each_width = total.shape
     parts = parts_of(rows)
     back, summary_back = transposed(out_kernel), _transposed_each(summary)
-    query_bar = np.empty((rows, width), np.float32)
-    summaries = np.empty((parts, heads, each_width, each_width), np.float32)
-    totals = np.empty((parts, heads, each_width), np.float32)
-    kernel_bars = np.empty((parts, width, width), np.float32)
-    bias_bars = np.empty((parts, 1, width), np.float32)
+    query_bar = aligned((rows, width))
+    summaries = aligned((parts, heads, each_width, each_width))
+    totals = aligned((parts, heads, each_width))
+    kernel_bars = aligned((parts, width, width))
+    bias_bars = aligned((parts, 1, width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        spaces = np.empty((3, AT_ONCE, width), np.float32)
-        inverses = np.empty((AT_ONCE, heads), np.float32)
+        spaces = aligned((3, AT_ONCE, width))
+        inverses = aligned((AT_ONCE, heads))
         clear(summaries[part])
         clear(totals[part])
         clear(kernel_bars[part])
@@ -208,7 +209,7 @@ def _to_queries(
             _undo_queries(
                 queries, inverses, bar, total, qkv[begin:end], totals[part], query_bar[begin:end]
             )
-    summary_bar, total_bar = np.empty_like(summary), np.empty_like(total)
+    summary_bar, total_bar = aligned(summary.shape), aligned(total.shape)
     add_parts(summaries, summary_bar)
     add_parts(totals, total_bar)
     add_all_parts(kernel_bars, out_kernel_bar)
@@ -227,12 +228,12 @@ def _to_rows(
     heads, each_width = total_bar.shape
     parts = parts_of(rows)
     back, summary_back = transposed(scaled(norm, kernel)), _transposed_each(summary_bar)
-    kernel_bars = np.empty((parts, width, 3 * width), np.float32)
-    bias_bars = np.empty((parts, 1, 3 * width), np.float32)
+    kernel_bars = aligned((parts, width, 3 * width))
+    bias_bars = aligned((parts, 1, 3 * width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        spaces, factors = np.empty((2, AT_ONCE, width), np.float32), np.empty(AT_ONCE, np.float32)
-        whole = np.empty((AT_ONCE, 3 * width), np.float32)
+        spaces, factors = aligned((2, AT_ONCE, width)), np.empty(AT_ONCE, np.float32)
+        whole = aligned((AT_ONCE, 3 * width))
         clear(kernel_bars[part])
         clear(bias_bars[part])
         for begin in range(part * rows // parts, last, AT_ONCE):
@@ -263,7 +264,7 @@ def _to_rows(
 @no_type_check
 def _transposed_each(summary):
     """Return the transposes of all heads."""
-    result = np.empty_like(summary)
+    result = aligned(summary.shape)
     heads, width = summary.shape[0], summary.shape[1]
     for head in range(heads):
         for row in range(width):

@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, parallel_njit
+from hdvpd.kernels.compiled import add_parts, aligned, clear, parallel_njit
 from hdvpd.kernels.dense_host import AT_ONCE, add_all_parts, parts_of, scaled, shifted, to_norm
 from hdvpd.kernels.rows_host import (
     add_rows,
@@ -57,8 +57,8 @@ def forward(
     outer_bias = bias_out.reshape(1, -1)
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        normed_space = np.empty((AT_ONCE, width), np.float32)
-        hidden_space = np.empty((AT_ONCE, inner), np.float32)
+        normed_space = aligned((AT_ONCE, width))
+        hidden_space = aligned((AT_ONCE, inner))
         factors = np.empty(AT_ONCE, np.float32)
         for begin in range(part * rows // parts, last, AT_ONCE):
             end = min(begin + AT_ONCE, last)
@@ -92,14 +92,14 @@ def backward(
     parts = parts_of(rows)
     inner_kernel, inner_bias = scaled(norm, kernel_in), shifted(norm, kernel_in, bias_in)
     back, inner_back = transposed(kernel_out), transposed(inner_kernel)
-    kernel_in_bars = np.empty((parts, width, inner), np.float32)
-    bias_in_bars = np.empty((parts, 1, inner), np.float32)
-    kernel_out_bars = np.empty((parts, inner, width), np.float32)
-    bias_out_bars = np.empty((parts, 1, width), np.float32)
+    kernel_in_bars = aligned((parts, width, inner))
+    bias_in_bars = aligned((parts, 1, inner))
+    kernel_out_bars = aligned((parts, inner, width))
+    bias_out_bars = aligned((parts, 1, width))
     for part in prange(parts):
         last = (part + 1) * rows // parts
-        normed_space = np.empty((AT_ONCE, width), np.float32)
-        spaces = np.empty((2, AT_ONCE, inner), np.float32)
+        normed_space = aligned((AT_ONCE, width))
+        spaces = aligned((2, AT_ONCE, inner))
         factors = np.empty(AT_ONCE, np.float32)
         clear(kernel_in_bars[part])
         clear(bias_in_bars[part])

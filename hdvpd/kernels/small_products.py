@@ -15,7 +15,7 @@ from numba import cfunc, config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hdvpd.kernels.compiled import fast_njit, inlined_njit
+from hdvpd.kernels.compiled import aligned, fast_njit, inlined_njit
 from hdvpd.kernels.lanes import everywhere
 
 _settings: Any = config
@@ -66,20 +66,20 @@ def _strip(height: int, width: int) -> Callable[..., None]:
 
 
 def _fill_strip(builder: Any, kind: Any, height: int, places: Any, add: Any, there: Any) -> None:
-    """Generate code for a strip of which all columns are there, or some: by tiles, then by rows."""
+    """Generate code for a strip of which all columns are there, or some: by tiles, then by rows.
+
+    Sums of one row alone wait for each other, so that rows that are left are filled by twos.
+    """
     a, a_row, a_inner, b, b_inner, result, result_row, rows, inner = places
-    tiles = builder.sdiv(rows, _WORD(height))
-    tiled = builder.mul(tiles, _WORD(height))
-
-    def fill(row: Any, count: int) -> None:
-        here = builder.add(a, builder.mul(row, a_row)), a_row, a_inner, b, b_inner
-        target = builder.add(result, builder.mul(row, result_row)), result_row
-        _fill_tile(builder, kind, count, (*here, *target, inner), add, there)
-
-    with cgutils.for_range(builder, tiles) as loop:
-        fill(builder.mul(loop.index, _WORD(height)), height)
-    with cgutils.for_range(builder, builder.sub(rows, tiled)) as loop:
-        fill(builder.add(tiled, loop.index), 1)
+    filled: Any = _WORD(0)
+    for count in (height, 2, 1):
+        tiles = builder.sdiv(builder.sub(rows, filled), _WORD(count))
+        with cgutils.for_range(builder, tiles) as loop:
+            row = builder.add(filled, builder.mul(loop.index, _WORD(count)))
+            here = builder.add(a, builder.mul(row, a_row)), a_row, a_inner, b, b_inner
+            target = builder.add(result, builder.mul(row, result_row)), result_row
+            _fill_tile(builder, kind, count, (*here, *target, inner), add, there)
+        filled = builder.add(filled, builder.mul(tiles, _WORD(count)))
 
 
 def _fill_tile(builder: Any, kind: Any, rows: int, places: Any, add: Any, there: Any) -> None:
@@ -204,7 +204,7 @@ def _places(a, b, result):
 @no_type_check
 def transposed(matrix):
     """Return the transpose, for products with the rows of a matrix."""
-    result = np.empty((matrix.shape[1], matrix.shape[0]), np.float32)
+    result = aligned((matrix.shape[1], matrix.shape[0]))
     for row in range(result.shape[0]):
         for column in range(result.shape[1]):
             result[row, column] = matrix[column, row]
