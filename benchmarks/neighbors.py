@@ -17,7 +17,6 @@ Run: python benchmarks/neighbors.py [--points 32768] [--k 3] [--rays] [--plain]
 
 import argparse
 import json
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ import pynanoflann
 from scipy.spatial import KDTree as ScipyTree
 from timing import all_distances, interleaved, surface
 
-from hdvpd.kernels import neighbors_host
-from hdvpd.kernels.neighbors import Backend, knn
+from hdvpd.kernels.neighbors import index_points, knn
 
 
 def scipy_search(points: np.ndarray, k: int) -> np.ndarray:
@@ -127,22 +125,15 @@ def main() -> None:
     points, k = surface(arguments.points), arguments.k
     on_device = jnp.asarray(points)
 
-    def ours(backend: Backend, *, anew: bool = True) -> Callable[[], object]:
-        search = jax.jit(lambda x: knn(x, x, k, exclude_self=True, backend=backend).indices)
-
-        def found() -> object:
-            if anew:
-                neighbors_host._trees.clear()
-            return search(on_device).block_until_ready()
-
-        return found
+    search = jax.jit(lambda x, index: knn(x, index, k, exclude_self=True, backend="kdtree").indices)
+    index = index_points(on_device, backend="kdtree")
 
     functions = {
         "scipy KDTree": lambda: scipy_search(points, k + 1),
         "pykdtree": lambda: pykdtree_search(points, k + 1),
         "nanoflann": lambda: nanoflann_search(points, k + 1),
-        "hdvpd kdtree (jitted)": ours("kdtree"),
-        "hdvpd, tree kept": ours("kdtree", anew=False),
+        "hdvpd kdtree (jitted)": lambda: search(on_device, on_device).block_until_ready(),
+        "hdvpd, tree kept": lambda: search(on_device, index).block_until_ready(),
     }
     times = interleaved(functions, arguments.repeats)
     for name, value in times.items():

@@ -164,7 +164,7 @@ def test_a_step_searches_once_for_what_tokens_and_read_out_ask():
         return rollout(step, previous, current, robot, jax.random.key(0))
 
     text = steps.lower(*clouds, scenes.random_robot(2, 4)).compile().as_text()
-    assert text.count('custom_call_target="hdvpd.kernels.neighbors_host.kdtree(') == 8 + 2
+    assert text.count('custom_call_target="hdvpd.kernels.kdtree_search.nearest(') == 8 + 2
 
 
 def test_who_is_the_robot_is_said_once_in_a_rollout():

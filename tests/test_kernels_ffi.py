@@ -315,6 +315,10 @@ def test_other_arrays_and_mistakes_are_pythons(calls_of_python):
     for place, given in enumerate(several):
         np.testing.assert_allclose(sums[place], sums_expected(*given)[0], rtol=1e-5, atol=1e-6)
         assert totals[place] == given[1].sum()
+    assert calls_of_python == []
+    twice, twice_totals = jax.vmap(jax.vmap(sums_of))(*(x[None] for x in batches))
+    np.testing.assert_array_equal(twice[0], sums)
+    np.testing.assert_array_equal(twice_totals[0], totals)
     assert calls_of_python == ["add_up"]
     # The same function for other types is another one.
     rows, *others = drawn(4, 1)

@@ -73,7 +73,7 @@ def paths(kernels, rate, x):
 
 # Arguments, and the host code that runs forward and backward.
 OPERATIONS = {
-    neighbours: ((POINTS,), {"neighbors_host.kdtree"}),
+    neighbours: ((POINTS,), {"kdtree.build", "kdtree_search.nearest"}),
     annular: ((POINTS, X), {"annular_sums_host.forward", "annular_sums_host.backward"}),
     moved_to_counterparts: ((X,), {"counterparts_host.find"}),
     all_walks: (

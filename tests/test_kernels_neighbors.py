@@ -12,7 +12,7 @@ import pytest
 import references
 
 from hdvpd.basics.errors import UserError
-from hdvpd.kernels import neighbors, neighbors_host, neighbors_xla
+from hdvpd.kernels import kdtree, kdtree_search, neighbors, neighbors_xla
 from hdvpd.kernels.neighbors_host import SEARCHES
 
 NUM_QUERIES, NUM_POINTS = 23, 40
@@ -56,6 +56,15 @@ def search(
     )
 
 
+def search_tree(queries, points, mask, limits, indices, distances):
+    shapes = zip(kdtree.shapes(len(points)), ["f4", "f4", "i4", "i4"], strict=True)
+    tree = [np.empty(*x) for x in shapes]
+    kdtree.build(points, mask, *tree)
+    for array in tree:
+        array.flags.writeable = False  # as XLA hands them over
+    kdtree_search.nearest(*tree, queries, limits, indices, distances)
+
+
 def assert_same(found, expected):
     """Compare with the reference: distances always, indices where no two candidates are as near."""
     indices, distances = expected
@@ -75,17 +84,33 @@ def test_equals_brute_force(backend, clouds):
     assert_same(search(*clouds, K, backend=backend), references.nearest(*clouds, K))
 
 
-def test_points_that_change_in_place_are_found_where_they_are(clouds):
-    queries, points = clouds[0], clouds[1].copy()
-    for _ in range(3):
-        indices = np.empty((NUM_QUERIES, K), np.int32)
-        distances = np.empty((NUM_QUERIES, K), np.float32)
-        limits = np.full(2, np.inf, np.float32)
-        SEARCHES["kdtree"](queries, points, np.ones(NUM_POINTS, bool), limits, indices, distances)
-        expected = references.nearest(queries, points, K)
-        np.testing.assert_array_equal(indices, expected[0])
-        np.testing.assert_allclose(distances, expected[1], rtol=1e-5)
-        points[:] = points[::-1].copy() + np.float32(0.1)
+def test_an_index_is_asked_for_what_knn_finds(backend, clouds):
+    queries, points = clouds
+    mask = np.random.default_rng(2).random(NUM_POINTS) < 0.7
+
+    @jax.jit
+    def in_turn(queries, points, mask):
+        index = neighbors.index_points(points, mask=mask, backend=backend)
+        return jax.lax.map(
+            lambda part: neighbors.knn(part, index, K, backend=backend), queries.reshape(2, -1, 3)
+        )
+
+    found = in_turn(np.concatenate([queries, queries[::-1]]), points, mask)
+    expected = search(queries, points, K, backend=backend, mask=mask)
+    for part, order in enumerate([slice(None), slice(None, None, -1)]):
+        np.testing.assert_array_equal(found.indices[part], expected.indices[order])
+        np.testing.assert_array_equal(found.distances[part], expected.distances[order])
+
+
+def test_points_that_are_searched_twice_have_one_tree(clouds):
+    @jax.jit
+    def twice(queries, points):
+        one = neighbors.knn(queries, points, 2, backend="kdtree")
+        return one, neighbors.knn(points, points, 3, backend="kdtree", max_distance=1.0)
+
+    text = twice.lower(*clouds).compile().as_text()
+    names = "kdtree.build", "kdtree_search.nearest"
+    assert [text.count(f'"hdvpd.kernels.{name}(') for name in names] == [1, 2]
 
 
 @pytest.fixture(scope="module", params=["space", "table", "line", "clusters", "grid"])
@@ -144,7 +169,7 @@ def test_distances_are_rounded_step_by_step_however_many_are_asked_for(
     queries = np.where(np.arange(len(queries))[:, None] % 5 == 3, np.float32(np.nan), queries)
     limits = np.float32([max_distance, max_nearest])
     found = np.full((len(queries), k), 7, np.int32), np.full((len(queries), k), 7, np.float32)
-    SEARCHES["kdtree"](queries, points, np.ones(len(points), bool), limits, *found)
+    search_tree(queries, points, np.ones(len(points), bool), limits, *found)
     x, y, z = np.moveaxis(points - queries[:, None], -1, 0)
     squared = x * x + y * y + z * z
     indices = np.argsort(squared, axis=1, kind="stable")[:, :k]  # the lesser row first
@@ -160,19 +185,19 @@ def test_a_point_is_found_whose_distance_is_less_than_its_square_can_tell():
     queries = np.array([[2e-23, 0, 0], [4e-23, 0, 0]], np.float32)
     indices, distances = np.empty((2, 1), np.int32), np.empty((2, 1), np.float32)
     limits, point = np.full(2, np.inf, np.float32), np.zeros((1, 3), np.float32)
-    SEARCHES["kdtree"](queries, point, np.ones(1, bool), limits, indices, distances)
+    search_tree(queries, point, np.ones(1, bool), limits, indices, distances)
     assert np.isfinite(distances).all()
 
 
 def test_threads_that_ask_at_once_are_answered_each():
     rng = np.random.default_rng(6)
-    clouds = rng.normal(size=(40, 200, 3)).astype(np.float32)  # more than the trees that are kept
+    clouds = rng.normal(size=(40, 200, 3)).astype(np.float32)
     limits = np.full(2, np.inf, np.float32)
 
     def ask(number):
         points = clouds[number % len(clouds)]
         indices, distances = np.empty((200, 2), np.int32), np.empty((200, 2), np.float32)
-        SEARCHES["kdtree"](points, points, np.ones(200, bool), limits, indices, distances)
+        search_tree(points, points, np.ones(200, bool), limits, indices, distances)
         return indices, distances
 
     expected = [ask(number) for number in range(len(clouds))]
@@ -181,7 +206,6 @@ def test_threads_that_ask_at_once_are_answered_each():
     for number, (indices, distances) in enumerate(answers):
         np.testing.assert_array_equal(indices, expected[number % len(clouds)][0])
         np.testing.assert_array_equal(distances, expected[number % len(clouds)][1])
-    assert len(neighbors_host._trees) == neighbors_host._trees.maxlen
 
 
 def test_no_neighbours_are_found_where_none_are_wanted(clouds):

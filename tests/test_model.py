@@ -374,8 +374,8 @@ def test_static_scene_without_dynamics_has_the_reconstruction_loss_at_every_step
         render = module.renderer
 
         class MiddleOfStrata(nnx.Module):
-            def __call__(self, clouds, rays, key, spacing=1.0):
-                del key
+            def __call__(self, clouds, rays, key, spacing=1.0, index=None):
+                del key, index
                 return render(clouds, rays, None, spacing)
 
         module.renderer = MiddleOfStrata()

@@ -46,7 +46,7 @@ rehearsed = kernels()
 jax.block_until_ready(program(*arguments))
 print(rehearsed == kernels())
 for name in ("dense_host.forward", "dense_host.backward", "linear_attention_host.backward",
-             "kdtree.nearest"):
+             "kdtree_search.nearest"):
     print(name, rehearsed["hdvpd.kernels." + name])
 """
 

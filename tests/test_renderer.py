@@ -121,7 +121,9 @@ def test_equals_the_numpy_renderer(kernels):
 
     def run(clouds, rays):
         module = scenes.apply(graphdef, params)
-        return module(clouds, rays, None), jax.vmap(module._place_samples)(clouds, rays, None)
+        return module(clouds, rays, None), jax.vmap(module._place_samples)(
+            module.index(clouds), rays, None
+        )
 
     rendering, (tdist, empty) = jax.jit(run)(clouds, rays)
     cloud, ray = (jax.tree.map(lambda x: np.asarray(x[0]), x) for x in (clouds, rays))
@@ -259,7 +261,7 @@ def test_density_fades_with_the_widest_kernel_and_is_zero_beyond_the_cutoff():
     def shade(clouds, queries):
         module = scenes.apply(graphdef, params)
         module.mlp = surface(steepness=0.0, scale=10.0)
-        return module._shade(clouds, at(queries), CONFIG)
+        return module._shade(clouds, module.index(clouds), at(queries), CONFIG)
 
     _, density, _ = jax.jit(shade)(clouds, queries)
     weight = np.exp(-(((distance - 0.05) / 0.05) ** 2)) * (distance < CONFIG.cutoff)
@@ -288,7 +290,8 @@ def test_features_at_the_cutoff_are_those_of_all_sixteen_neighbours(kernels, knn
 
         module = scenes.apply(graphdef, params)
         module.mlp = keep
-        return module._shade(clouds, at(jnp.zeros((1, 1, 1, 3))), CONFIG)[0]
+        samples = at(jnp.zeros((1, 1, 1, 3)))
+        return module._shade(clouds, module.index(clouds), samples, CONFIG)[0]
 
     found = np.asarray(jax.jit(shade)(clouds)).ravel()
     weighted, total = references.annular_sums(
@@ -396,8 +399,8 @@ def image_loss(cutoff):
         )
         module = scenes.apply(graphdef, params)
         if tdist is None:
-            tdist, _ = jax.vmap(module._place_samples)(clouds, rays, None)
-        module._place_samples = lambda cloud, rays, key: (tdist[0], tdist[0] < 0)
+            tdist, _ = jax.vmap(module._place_samples)(module.index(clouds), rays, None)
+        module._place_samples = lambda index, rays, key: (tdist[0], tdist[0] < 0)
         return module(clouds, rays, None).rgb, tdist
 
     target, samples = jax.jit(image)(positions + np.array([[0.02, 0, 0]]), None)

@@ -1,4 +1,4 @@
-"""A k-d tree of points in space, compiled: exact nearest neighbours, the lesser row first in ties.
+"""A k-d tree of points in space, compiled.
 
 Halves are split at the median of their widest axis until a leaf is left; then what is halved four
 times is one node, whose sixteen children are looked at at once: a level waits for the one above.
@@ -6,45 +6,17 @@ Nodes need no links: the root is 0, all others follow level by level, inner node
 Coordinates of a leaf's points, and of a node's children's boxes, lie axis by axis, for vectors.
 """
 
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
-from numba import prange
 
-from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
-from hdvpd.kernels.keys import (
-    GREATEST,
-    LEAST,
-    NO_NUMBER,
-    farthest,
-    filled,
-    greater,
-    greatest,
-    inserted,
-    short,
-    square_of,
-    store,
-    tell,
-    with_row,
-)
-from hdvpd.kernels.lanes import lowest_bit
-from hdvpd.kernels.vectors import at_most, everywhere, larger, load, squared_length
+from hdvpd.kernels.compiled import compiled_njit
 
 # More make shorter leaves dearer than fewer nodes, fewer the other way round.
-_LEAF = 32
-# Children of a node.
-_WIDTH = 16
-# Neighbours that are found at once, few or many.
-_FEW, _MANY = 8, 16
-# Queries that follow each other: what is known of one helps with the next.
-_BLOCK = 128
-# Blocks that share their working memory, if there are more than a few times as many; they are from
-# all over.
-_SHARING, _TURNS = 8, 16
-# Levels of 2^31 points and one above the root, and what is kept for each: a list and what ends it.
-_LEVELS, _KEPT = 9, _WIDTH + 1
-# More than rounding takes from a sum of two distances, and from the squares of the smallest [m].
-_ROUNDING, _UNDERFLOW = np.float32(1.00001), np.float32(1e-18)
+LEAF = 32
+"""Slots of a leaf."""
+WIDTH = 16
+"""Children of a node."""
 
 
 class Tree(NamedTuple):
@@ -61,81 +33,110 @@ class Tree(NamedTuple):
     rows: np.ndarray
 
 
-class _Memory(NamedTuple):
-    """Working memory of a search.
-
-    Attributes:
-      points: keys of a leaf's points, out of which some are taken.
-      children: short keys of a node's children, likewise.
-      waiting: of each level a list of the children that are still to be visited, and what ends it.
-      places: where in `waiting` a level goes on, and the number of its first child.
-      told: the last key of each query of a block.
-    """
-
-    points: np.ndarray
-    children: np.ndarray
-    waiting: np.ndarray
-    places: np.ndarray
-    told: np.ndarray
+def shapes(num_points: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the arrays that `build` fills in for so many points."""
+    num_leaves = leaves_for(num_points)
+    num_inner = nodes_above(num_leaves)
+    return [(num_inner, 6, WIDTH), (num_leaves, 3, LEAF), (num_leaves, LEAF), (1,)]
 
 
 @compiled_njit()
 @no_type_check
-def build(points: np.ndarray, rows: np.ndarray) -> Tree:
-    """Return the tree of some rows of (n, 3) points, which are finite float32."""
+def leaves_for(num_points: int) -> int:
+    """Return how many leaves so many points have."""
     num_leaves = 1
-    while len(rows) > _LEAF * num_leaves:
+    while num_points > LEAF * num_leaves:
         num_leaves *= 2
-    order = rows.astype(np.int32)
-    places, keys = np.empty(len(rows), np.float32), np.empty(len(rows), np.int64)
+    return num_leaves
+
+
+@compiled_njit()
+@no_type_check
+def nodes_above(num_leaves: int) -> int:
+    """Return how many nodes there are above so many leaves."""
+    level = (num_leaves + WIDTH - 1) // WIDTH
+    num_inner = 1
+    while level > 1:
+        num_inner += level
+        level = (level + WIDTH - 1) // WIDTH
+    return num_inner
+
+
+@compiled_njit()
+@no_type_check
+def build(
+    points: np.ndarray,
+    mask: np.ndarray,
+    boxes: np.ndarray,
+    leaves: np.ndarray,
+    leaf_rows: np.ndarray,
+    count: np.ndarray,
+) -> None:
+    """Fill in a tree of points; see `Tree`, and `shapes` for how much there may be of it.
+
+    Args:
+      points: (n, 3) [m]; those that are in the tree are finite.
+      mask: (n,) which are.
+      boxes: get the children of nodes.
+      leaves: get the points of leaves.
+      leaf_rows: get their rows.
+      count: (1,) gets how many there are.
+    """
+    order, num_points = np.empty(len(mask), np.int32), 0
+    for row in range(len(mask)):
+        if mask[row]:
+            order[num_points] = row
+            num_points += 1
+    count[0], num_leaves = num_points, leaves_for(num_points)
+    places, keys = np.empty(num_points, np.float32), np.empty(num_points, np.int64)
     width = 1  # nodes of the level that is halved next
     while width < num_leaves:
         for part in range(width):
-            start, end = len(rows) * part // width, len(rows) * (part + 1) // width
-            middle = len(rows) * (2 * part + 1) // (2 * width)
+            start, end = num_points * part // width, num_points * (part + 1) // width
+            middle = num_points * (2 * part + 1) // (2 * width)
             here = slice(start, end)
             _halve(points, order[here], middle - start, places[here], keys[here])
         width *= 2
-    leaves = np.full((num_leaves, 3, _LEAF), np.nan, np.float32)
-    leaf_rows = np.zeros((num_leaves, _LEAF), np.int32)
     extents = np.empty((num_leaves, 6), np.float32)
-    extents[:, :3], extents[:, 3:] = np.inf, -np.inf
     for leaf in range(num_leaves):
-        start, end = len(rows) * leaf // num_leaves, len(rows) * (leaf + 1) // num_leaves
+        start, end = num_points * leaf // num_leaves, num_points * (leaf + 1) // num_leaves
         extent = extents[leaf]
-        for slot in range(end - start):
-            leaf_rows[leaf, slot] = order[start + slot]
+        extent[:3], extent[3:] = np.inf, -np.inf
+        for slot in range(LEAF):
+            here = start + slot < end
+            row = order[start + slot] if here else np.int32(0)
+            leaf_rows[leaf, slot] = row
             for axis in range(3):
-                place = points[order[start + slot], axis]
+                place = points[row, axis] if here else np.float32(np.nan)
                 leaves[leaf, axis, slot] = place
-                extent[axis] = min(extent[axis], place)
-                extent[3 + axis] = max(extent[3 + axis], place)
-    return Tree(_boxes(extents), leaves, leaf_rows)
+                if here:
+                    extent[axis] = min(extent[axis], place)
+                    extent[3 + axis] = max(extent[3 + axis], place)
+    _fill_boxes(extents, boxes[: nodes_above(num_leaves)])
 
 
 @compiled_njit(inline="always")
 @no_type_check
-def _first_child(num_inner: int, num_leaves: int) -> int:
+def first_child(num_inner: int, num_leaves: int) -> int:
     """Return the number of node 0's first child; the first one of node i has 16 i more.
 
     It is less than 1 where the root has fewer children than others have: these are its last ones.
     """
-    return num_leaves - (_WIDTH - 1) * num_inner
+    return num_leaves - (WIDTH - 1) * num_inner
 
 
 @compiled_njit()
 @no_type_check
-def _boxes(extents: np.ndarray) -> np.ndarray:
-    """Return the boxes of the inner nodes from the extents of the leaves."""
-    num_leaves, num_inner = len(extents), 1
-    level = (num_leaves + _WIDTH - 1) // _WIDTH
-    while level > 1:
-        num_inner += level
-        level = (level + _WIDTH - 1) // _WIDTH
-    first = _first_child(num_inner, num_leaves)
-    boxes = np.full((num_inner, 6, _WIDTH), np.nan, np.float32)
+def _fill_boxes(extents: np.ndarray, boxes: np.ndarray) -> None:
+    """Fill in the boxes of the inner nodes from the extents of the leaves."""
+    num_leaves, num_inner = len(extents), len(boxes)
+    first = first_child(num_inner, num_leaves)
+    for node in range(num_inner):
+        for side in range(6):
+            for child in range(WIDTH):
+                boxes[node, side, child] = np.nan
     for node in range(num_inner + num_leaves - 1, 0, -1):
-        parent, child = (node - first) // _WIDTH, (node - first) % _WIDTH
+        parent, child = (node - first) // WIDTH, (node - first) % WIDTH
         for side in range(6):
             if node >= num_inner:
                 boxes[parent, side, child] = extents[node - num_inner, side]
@@ -144,7 +145,6 @@ def _boxes(extents: np.ndarray) -> np.ndarray:
                 for other in boxes[node, side]:  # NaN is neither less nor greater
                     end = other if (other < end if side < 3 else other > end) else end
                 boxes[parent, side, child] = end
-    return boxes
 
 
 @compiled_njit()
@@ -183,195 +183,3 @@ def _halve(points, order, middle, places, keys):
             low = split + 1
     for number in range(len(order)):
         order[number] = np.int32(keys[number] & 0x7FFFFFFF)
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _beside(boxes: np.ndarray, row: int, place: np.float32) -> Any:
-    """Return how far a place is beside boxes, whose ends along an axis are there and 3 below."""
-    low, high = load(boxes, row, 0, _WIDTH), load(boxes, row + 3, 0, _WIDTH)
-    outside = larger(low - place, place - high)
-    return larger(everywhere(np.float32(0), _WIDTH), outside)  # NaN stays
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _to_boxes(boxes: np.ndarray, node: int, x: np.float32, y: np.float32, z: np.float32) -> Any:
-    """Return the squared distances of a place to the boxes of a node's children."""
-    row = 6 * node
-    dx, dy, dz = _beside(boxes, row, x), _beside(boxes, row + 1, y), _beside(boxes, row + 2, z)
-    return squared_length(dx, dy, dz)
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _to_points(points: np.ndarray, leaf: int, x: np.float32, y: np.float32, z: np.float32) -> Any:
-    """Return the squared distances of a place to the points of a leaf."""
-    row = 3 * leaf
-    dx, dy = load(points, row, 0, _LEAF) - x, load(points, row + 1, 0, _LEAF) - y
-    return squared_length(dx, dy, load(points, row + 2, 0, _LEAF) - z)
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _with_some(keys: Any, others: Any, chosen: int, memory: np.ndarray) -> Any:
-    """Return a list with those of other keys whose bits are set; the last is working memory."""
-    store(others, memory, 0)
-    while chosen:
-        keys = inserted(keys, memory[lowest_bit(chosen)])
-        chosen = np.uint32(chosen & (chosen - np.uint32(1)))
-    return keys
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _find(
-    tree: Tree,
-    x: np.float32,
-    y: np.float32,
-    z: np.float32,
-    best: Any,
-    limit: int,
-    beyond: int,
-    memory: _Memory,
-) -> Any:
-    """Return a list with its keys replaced by those of points that are nearer to (x, y, z).
-
-    The greatest of its keys is `limit`. Points whose keys are not beyond another one are left out.
-
-    Boxes are visited nearest first, and skipped only if all in them is farther than what was found,
-    also after rounding: their distance is computed as a point's is, step by step from nothing
-    greater.
-    """
-    boxes, points, rows = tree
-    waiting, places = memory.waiting, memory.places
-    num_inner = len(boxes) // 6
-    first_child = _first_child(num_inner, len(rows))
-    bound = square_of(limit)
-    level, place, first, node = 0, 0, 0, 0
-    while True:
-        if node < num_inner:
-            squares = _to_boxes(boxes, node, x, y, z)
-            children, near = filled(np.int32(NO_NUMBER), _WIDTH, _WIDTH), at_most(squares, bound)
-            children = _with_some(children, short(squares), near, memory.children)
-            places[level, 0], places[level, 1] = place, first
-            level += 1
-            place, first = level * _KEPT, first_child + _WIDTH * node
-            store(children, waiting, place)
-        else:
-            leaf = node - num_inner
-            squares = _to_points(points, leaf, x, y, z)
-            found = with_row(squares, rows, leaf)
-            near = np.uint32(at_most(squares, bound) & greater(found, beyond))
-            best = _with_some(best, found, near, memory.points)
-            limit = greatest(best)
-            bound = square_of(limit)
-        while waiting[place] > (limit >> 32 | _WIDTH - 1):
-            if level == 0:
-                return best
-            level -= 1
-            place, first = places[level, 0], places[level, 1]
-        node = first + (waiting[place] & _WIDTH - 1)
-        place += 1
-
-
-@compiled_njit(inline="always")
-@no_type_check
-def _answer(
-    tree: Tree,
-    queries: np.ndarray,
-    reach: np.ndarray,
-    start: int,
-    end: int,
-    width: int,
-    memory: _Memory,
-    indices: np.ndarray,
-    distances: np.ndarray,
-) -> None:
-    """Fill in the nearest points of a block of queries: as many as a list holds, then the next."""
-    tree = Tree(tree.boxes.reshape(-1, _WIDTH), tree.points.reshape(-1, _LEAF), tree.rows)
-    keys, told = memory.points, memory.told
-    for query in range(_BLOCK):
-        told[query] = LEAST
-    # Beyond the reach by more than rounding: distances themselves are compared when told.
-    most = farthest(reach[0] * reach[0] * _ROUNDING)
-    num_found = indices.shape[1]
-    for column in range(0, num_found, width):
-        count = min(width, num_found - column)
-        before_x, before_y, before_z = np.float32(0), np.float32(0), np.float32(0)
-        radius = np.float32(np.inf)
-        for query in range(start, end):
-            x, y, z = queries[query, 0], queries[query, 1], queries[query, 2]
-            best, limit = filled(most, count, width), reach[0]
-            if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
-                dx, dy, dz = x - before_x, y - before_y, z - before_z
-                bound = radius + np.sqrt(dx * dx + dy * dy + dz * dz) + _UNDERFLOW
-                bound = min(farthest(bound * bound * _ROUNDING), most)
-                best, beyond = filled(bound, count, width), told[query - start]
-                best = _find(tree, x, y, z, best, bound, beyond, memory)
-                before_x, before_y, before_z = x, y, z
-                last = greatest(best)
-                radius = np.sqrt(square_of(last))
-                told[query - start] = last if last & NO_NUMBER != NO_NUMBER else GREATEST
-                store(best, keys, 0)
-                if column == 0 and np.sqrt(square_of(keys[width - count])) > reach[1]:
-                    told[query - start], limit = GREATEST, np.float32(-1)
-            tell(best, count, limit, indices, distances, query, column)
-
-
-@compiled_njit()
-@no_type_check
-def _answer_few(
-    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int, memory: _Memory,
-    indices: np.ndarray, distances: np.ndarray,
-) -> None:  # fmt: skip
-    _answer(tree, queries, reach, start, end, _FEW, memory, indices, distances)
-
-
-@compiled_njit()
-@no_type_check
-def _answer_many(
-    tree: Tree, queries: np.ndarray, reach: np.ndarray, start: int, end: int, memory: _Memory,
-    indices: np.ndarray, distances: np.ndarray,
-) -> None:  # fmt: skip
-    _answer(tree, queries, reach, start, end, _MANY, memory, indices, distances)
-
-
-@compiled_njit()
-@no_type_check
-def _memory() -> _Memory:
-    return _Memory(
-        np.empty(_LEAF, np.int64),
-        np.empty(_WIDTH, np.int32),
-        np.full(_LEVELS * _KEPT, NO_NUMBER, np.int32),
-        np.empty((_LEVELS, 2), np.int64),
-        np.empty(_BLOCK, np.int64),
-    )
-
-
-@exact_parallel_njit()
-@no_type_check
-def nearest(
-    tree: Tree, queries: np.ndarray, reach: np.ndarray, indices: np.ndarray, distances: np.ndarray
-) -> None:
-    """Fill in each query's nearest points, and 0 and infinity where there are too few.
-
-    As many points as are asked for lie as near to a query as to the one before, but for the way
-    between the two: with that bound it begins.
-
-    `reach` holds the greatest distance of a point, and that of a query's nearest one, beyond which
-    the query finds nothing, as one that is no number does.
-    """
-    num_queries = len(queries)
-    blocks = -(-num_queries // _BLOCK)
-    turns = max(_TURNS, blocks // _SHARING)
-    # What follows each other costs alike, as the rays of a row of pixels do: a thread's blocks are
-    # from all over.
-    for turn in prange(turns):
-        memory = _memory()
-        for block in range(turn, blocks, turns):
-            start, end = block * _BLOCK, min(num_queries, (block + 1) * _BLOCK)
-            if indices.shape[1] <= _FEW:
-                _answer_few(tree, queries, reach, start, end, memory, indices, distances)
-            else:
-                _answer_many(tree, queries, reach, start, end, memory, indices, distances)

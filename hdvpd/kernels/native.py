@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.np import numpy_support
@@ -149,10 +149,19 @@ def native(
         builder.cbranch(plain, usual, other)
         builder.position_at_end(usual)
         buffers = _buffers(builder, frame, len(given), len(filled))
-        with builder.if_then(_fit(builder, buffers, (*given, *filled))):
+        fits = [_fit(builder, buffers, (*given, *filled), axes) for axes in range(2)]
+        with builder.if_then(builder.or_(*fits)):
             before(builder, module)
-            with builder.if_then(_call(builder, module, compiled, buffers)):
-                builder.ret(_WORD(0))
+            for axes, fit in enumerate(fits):
+                with builder.if_then(fit):
+                    count = _side(builder, buffers[-1], 0) if axes else _WORD(1)
+                    with cgutils.for_range(builder, count) as loop:
+                        place = loop.index if axes else None
+                        fine = _call(builder, module, compiled, buffers, place)
+                        builder.cbranch(fine, again := builder.append_basic_block(), other)
+                        builder.position_at_end(again)
+                    builder.ret(_WORD(0))
+            builder.unreachable()
         builder.branch(other)
         builder.position_at_end(other)
         handler = builder.inttoptr(_WORD(otherwise), _HANDLER.as_pointer())
@@ -162,14 +171,21 @@ def native(
     return _compiled([name], fill)[0]
 
 
-def _call(builder: Any, module: Any, compiled: Any, buffers: Sequence[Any]) -> Any:
-    """Generate a call of numba's code with what buffers hold, and whether nothing was raised."""
+def _call(builder: Any, module: Any, compiled: Any, buffers: Sequence[Any], place: Any) -> Any:
+    """Generate a call of numba's code with what buffers hold, and whether nothing was raised.
+
+    With a place it is what they hold there along an axis that vmap has put in front.
+    """
     context, convention = _target.target_context, _target.target_context.call_conv
     result, kinds = compiled.fndesc.restype, compiled.signature.args
     # By its symbol, which is in memory: linked, it would be compiled once more.
-    signature = convention.get_function_type(result, kinds)
-    callee = ir.Function(module, signature, compiled.fndesc.llvm_func_name)
-    values = [_value(context, builder, *pair) for pair in zip(buffers, kinds, strict=True)]
+    callee = cgutils.get_or_insert_function(
+        module, convention.get_function_type(result, kinds), compiled.fndesc.llvm_func_name
+    )
+    values = [
+        _value(context, builder, buffer, kind, place)
+        for buffer, kind in zip(buffers, kinds, strict=True)
+    ]
     status, _ = convention.call_function(builder, callee, result, kinds, values)
     return status.is_ok
 
@@ -184,15 +200,20 @@ def _buffers(builder: Any, frame: Any, num_given: int, num_filled: int) -> list[
     ]
 
 
-def _fit(builder: Any, buffers: Sequence[Any], kinds: Sequence[Kind]) -> Any:
-    """Generate code for whether buffers are of these kinds."""
+def _fit(builder: Any, buffers: Sequence[Any], kinds: Sequence[Kind], axes: int) -> Any:
+    """Generate code for whether buffers are of these kinds, with so many axes in front."""
     fit = ir.Constant(ir.IntType(1), 1)
     for buffer, kind in zip(buffers, kinds, strict=True):
         code = builder.trunc(_word(builder, buffer, _KIND), _HALF)  # the other half is padding
         rank = _word(builder, buffer, _RANK)
         fit = builder.and_(fit, builder.icmp_unsigned("==", code, _HALF(_CODES[kind.dtype])))
-        fit = builder.and_(fit, builder.icmp_unsigned("==", rank, _WORD(kind.rank)))
+        fit = builder.and_(fit, builder.icmp_unsigned("==", rank, _WORD(kind.rank + axes)))
     return fit
+
+
+def _side(builder: Any, buffer: Any, axis: int) -> Any:
+    """Generate code for the length of an axis."""
+    return _word(builder, _word(builder, buffer, _SIDES), axis)
 
 
 def _word(builder: Any, address: Any, place: int) -> Any:
@@ -201,22 +222,25 @@ def _word(builder: Any, address: Any, place: int) -> Any:
     return builder.load(builder.inttoptr(place, _WORD.as_pointer()))
 
 
-def _value(context: Any, builder: Any, buffer: Any, kind: Any) -> Any:
-    """Generate code for a buffer as numba sees it."""
+def _value(context: Any, builder: Any, buffer: Any, kind: Any, place: Any) -> Any:
+    """Generate code for what a buffer holds, or for a place's part of it, as numba sees it."""
     data = _word(builder, buffer, _DATA)
     # Nothing has no address; its place is not read, but functions of libraries may refuse 0.
     data = builder.select(builder.icmp_unsigned("==", data, _WORD(0)), buffer, data)
     dtype = getattr(kind, "dtype", kind)
-    pointer = context.get_data_type(dtype).as_pointer()
-    if not isinstance(kind, types.Array):
-        return context.unpack_value(builder, dtype, builder.inttoptr(data, pointer))
-    sides = _word(builder, buffer, _SIDES)
-    shape = [_word(builder, sides, axis) for axis in range(kind.ndim)]
     size = context.get_abi_sizeof(context.get_data_type(dtype))
+    axes = range(getattr(kind, "ndim", 0))
+    shape = [_side(builder, buffer, axis + (place is not None)) for axis in axes]
     strides, step = [], _WORD(size)
     for side in reversed(shape):
         strides.insert(0, step)
         step = builder.mul(step, side)
+    if place is not None:  # an axis of length 1 stands for all places
+        alone = builder.icmp_unsigned("==", _side(builder, buffer, 0), _WORD(1))
+        data = builder.add(data, builder.select(alone, _WORD(0), builder.mul(place, step)))
+    pointer = builder.inttoptr(data, context.get_data_type(dtype).as_pointer())
+    if not isinstance(kind, types.Array):
+        return context.unpack_value(builder, dtype, pointer)
     array = make_array(kind)(context, builder)
-    populate_array(array, builder.inttoptr(data, pointer), shape, strides, size, None)
+    populate_array(array, pointer, shape, strides, size, None)
     return array._getvalue()

@@ -7,6 +7,7 @@ Indices and distances carry no gradient: callers that need one recompute distanc
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 
 from hdvpd.basics.types import Array, Bool, Float, Int, pytree
 from hdvpd.config import Backend
-from hdvpd.kernels import neighbors_xla
+from hdvpd.kernels import kdtree, kdtree_search, neighbors_xla
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.neighbors_host import SEARCHES
 
@@ -37,9 +38,49 @@ class Neighbors:
         return jnp.isfinite(self.distances)
 
 
+@pytree
+class PointIndex:
+    """Points that can be searched.
+
+    Attributes:
+      points: [m].
+      mask: those that may be found.
+      tree: what the backend has prepared, if anything.
+    """
+
+    points: Float[Array, "*batch n 3"]
+    mask: Bool[Array, "*batch n"]
+    tree: tuple[Any, ...]
+
+
+def index_points(
+    points: Float[Array, "n 3"],
+    *,
+    mask: Bool[Array, "n"] | None = None,
+    backend: Backend = "auto",
+) -> PointIndex:
+    """Prepare points for several searches; what `knn` does itself for one.
+
+    Equal calls in one program are one; a loop that searches is given what this returns.
+
+    Args:
+      points: as of `knn`.
+      mask: likewise.
+      backend: the one that searches.
+    """
+    points = jax.lax.stop_gradient(jnp.asarray(points))
+    mask = jnp.ones(points.shape[:1], bool) if mask is None else jnp.asarray(mask)
+    mask = mask & jnp.isfinite(points).all(-1)
+    if _chosen(backend) != "kdtree":
+        return PointIndex(points, mask, ())
+    dtypes = np.float32, np.float32, np.int32, np.int32
+    shapes = map(jax.ShapeDtypeStruct, kdtree.shapes(len(points)), dtypes)
+    return PointIndex(points, mask, tuple(host_call(kdtree.build, list(shapes), points, mask)))
+
+
 def knn(
     queries: Float[Array, "q 3"],
-    points: Float[Array, "n 3"],
+    points: Float[Array, "n 3"] | PointIndex,
     k: int,
     *,
     mask: Bool[Array, "n"] | None = None,
@@ -53,9 +94,9 @@ def knn(
 
     Args:
       queries: [m]; non-finite ones find nothing.
-      points: [m]; non-finite ones are never found.
+      points: [m]; non-finite ones are never found. Or what `index_points` returned for them.
       k: neighbours per query.
-      mask: points that may be found; all by default.
+      mask: points that may be found; all by default. An index has its own.
       max_distance: points farther than this are not found [m].
       max_nearest: queries whose nearest point is farther than this find nothing [m].
       exclude_self: every query is one of the points, and no point is its own neighbour, also among
@@ -70,16 +111,21 @@ def knn(
       UserError: the backend's package is not installed.
     """
     queries = jax.lax.stop_gradient(jnp.asarray(queries))
-    points = jax.lax.stop_gradient(jnp.asarray(points))
-    mask = jnp.ones(points.shape[:1], bool) if mask is None else jnp.asarray(mask)
-    mask = mask & jnp.isfinite(points).all(-1)
-    if backend == "auto":
-        backend = "kdtree" if jax.default_backend() == "cpu" else "xla"
-    search = _xla_search if backend == "xla" else functools.partial(_host_search, backend)
-    found = search(queries, points, mask, k + exclude_self, (max_distance, max_nearest))
+    backend = _chosen(backend)
+    index = points
+    if not isinstance(index, PointIndex):
+        index = index_points(index, mask=mask, backend=backend)
+    search = _xla_search if backend == "xla" else _host_search
+    found = search(backend, queries, index, k + exclude_self, (max_distance, max_nearest))
     if not exclude_self:
         return found
     return _drop_self(found, jnp.arange(queries.shape[0]) if rows is None else jnp.asarray(rows))
+
+
+def _chosen(backend: Backend) -> Backend:
+    if backend != "auto":
+        return backend
+    return "kdtree" if jax.default_backend() == "cpu" else "xla"
 
 
 def _drop_self(found: Neighbors, rows: Int[Array, "q"]) -> Neighbors:
@@ -96,26 +142,30 @@ def _drop_self(found: Neighbors, rows: Int[Array, "q"]) -> Neighbors:
 
 
 def _xla_search(
+    backend: Backend,
     queries: Float[Array, "q 3"],
-    points: Float[Array, "n 3"],
-    mask: Bool[Array, "n"],
+    index: PointIndex,
     k: int,
     reach: tuple[float, float],
 ) -> Neighbors:
     """Search several clouds, a mapped axis, one after another: what is held is that of one."""
+    del backend
     search = functools.partial(neighbors_xla.search, k=k, reach=reach)
-    return Neighbors(*jax.custom_batching.sequential_vmap(search)(queries, points, mask))
+    search = jax.custom_batching.sequential_vmap(search)
+    return Neighbors(*search(queries, index.points, index.mask))
 
 
 def _host_search(
-    backend: str,
+    backend: Backend,
     queries: Float[Array, "q 3"],
-    points: Float[Array, "n 3"],
-    mask: Bool[Array, "n"],
+    index: PointIndex,
     k: int,
     reach: tuple[float, float],
 ) -> Neighbors:
     shape = (queries.shape[0], k)
     results = (jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.float32))
     limits = np.asarray(reach, np.float32)
-    return Neighbors(*host_call(SEARCHES[backend], results, queries, points, mask, limits))
+    if backend == "kdtree":
+        return Neighbors(*host_call(kdtree_search.nearest, results, *index.tree, queries, limits))
+    search = SEARCHES[backend]
+    return Neighbors(*host_call(search, results, queries, index.points, index.mask, limits))

@@ -1,6 +1,5 @@
-"""Host forms of the neighbour search: k-d tree (compiled), Open3D and KeOps where installed."""
+"""Host forms of the neighbour search beside the k-d tree: Open3D and KeOps where installed."""
 
-import collections
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from hdvpd.basics.errors import UserError, how_to_install
-from hdvpd.kernels.kdtree import Tree, build, nearest
 
 # A search among real points: (queries, points, k, max_distance) -> (distances, indices), missing
 # ones at infinity.
@@ -60,39 +58,6 @@ def _among_real_points(search: Search) -> Callable[..., None]:
     return fill
 
 
-def kdtree(
-    queries: np.ndarray,
-    points: np.ndarray,
-    mask: np.ndarray,
-    reach: np.ndarray,
-    indices: np.ndarray,
-    distances: np.ndarray,
-) -> None:
-    """Search with a compiled k-d tree on all cores; of points as near, the lesser row is nearer."""
-    if indices.size:
-        tree = _tree(np.asarray(points, np.float32), mask)
-        nearest(tree, np.asarray(queries, np.float32), reach, indices, distances)
-
-
-# A cloud is asked by several searches of a step, by those of the next and for every chunk of an
-# image. A few trees per program that runs; large ones would take memory, and are asked for longer:
-# 16 of the largest that are kept take 32 MiB.
-_trees: collections.deque[tuple[bytes, Tree]] = collections.deque(maxlen=16)
-_MOST_KEPT = 1 << 16
-
-
-def _tree(points: np.ndarray, mask: np.ndarray) -> Tree:
-    """Return the tree of the real points, which is built unless it is one of the last."""
-    content = points.tobytes() + mask.tobytes()
-    for known, tree in tuple(_trees):
-        if known == content:
-            return tree
-    tree = build(points, np.flatnonzero(mask))
-    if len(points) <= _MOST_KEPT:
-        _trees.append((content, tree))
-    return tree
-
-
 @_among_real_points
 def open3d(
     queries: np.ndarray, points: np.ndarray, k: int, max_distance: float
@@ -132,6 +97,6 @@ def keops(
     return np.linalg.norm(queries[:, None] - points[indices], axis=-1), indices
 
 
-SEARCHES: Mapping[str, Callable[..., None]] = {"kdtree": kdtree, "open3d": open3d, "keops": keops}
+SEARCHES: Mapping[str, Callable[..., None]] = {"open3d": open3d, "keops": keops}
 """By the names of `model.knn`: fill in indices and distances, the last two of (queries, points,
 mask of the points, (max_distance, max_nearest), indices, distances)."""

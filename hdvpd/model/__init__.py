@@ -37,6 +37,7 @@ from hdvpd.encoders.particles import (
     white_targets,
 )
 from hdvpd.encoders.unet import UNet
+from hdvpd.kernels.neighbors import PointIndex
 from hdvpd.model.augmentation import augmented
 from hdvpd.model.losses import patch_structure, ray_depth_l1, ray_l2
 from hdvpd.model.rays import pixels_of, sample_rays
@@ -172,12 +173,22 @@ class Model(nnx.Module):
         remat = self.config.train.remat
         return rollout(step, previous, current, expected, key, remat=remat, unroll=unroll)
 
-    def render(self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None) -> Rendering:
-        """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples."""
+    def render(
+        self,
+        cloud: ParticleCloud,
+        rays: Rays,
+        key: PRNGKey | None,
+        index: PointIndex | None = None,
+    ) -> Rendering:
+        """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples.
+
+        The cloud's index is made here, or is the renderer's, where it is rendered several times.
+        """
         with jax.named_scope("render"):
-            clouds, groups = jax.tree.map(lambda x: x[None], (cloud, rays))
+            clouds, groups, index = jax.tree.map(lambda x: x[None], (cloud, rays, index))
             keys = None if key is None else key[None]
-            return jax.tree.map(lambda x: x[0], self.renderer(clouds, groups, keys))
+            rendering = self.renderer(clouds, groups, keys, index=index)
+            return jax.tree.map(lambda x: x[0], rendering)
 
     def white_targets(self, frames: RgbdFrames) -> Float[Array, "*batch h w 3"]:
         """Return the frames' colours in [0, 1], white wherever nothing can be rendered."""

@@ -29,15 +29,16 @@ def render_images(
     chunk = min(max(model.config.render.chunk_rays // supersample**2, 1), num_pixels)
     num_chunks = -(-num_pixels // chunk)
     clouds, camera = jax.tree.map(jnp.asarray, (clouds, camera))
+    index = model.renderer.index(clouds)
 
     def render_chunk(number: Int[Array, ""]) -> Rendering:
         image, part = number // num_chunks, number % num_chunks
         # The last chunk is filled up with the last pixel.
         pixel = jnp.minimum(part * chunk + jnp.arange(chunk), num_pixels - 1)
         places = places_in(pixel // width, pixel % width, supersample).reshape(-1, 2)
-        cloud = jax.tree.map(lambda x: x[image // views], clouds)
+        cloud, its_index = jax.tree.map(lambda x: x[image // views], (clouds, index))
         seen_from = jax.tree.map(lambda x: x[image // views, image % views], camera)
-        seen = model.render(cloud, rays_through(places, seen_from), key=None)
+        seen = model.render(cloud, rays_through(places, seen_from), key=None, index=its_index)
         return pixels_of(seen, supersample)
 
     rendering = jax.lax.map(render_chunk, jnp.arange(groups * views * num_chunks))

@@ -31,7 +31,7 @@ from hdvpd.config import RenderConfig
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.choice import Kernels
 from hdvpd.kernels.layers import bent, normed
-from hdvpd.kernels.neighbors import Backend, Neighbors, knn
+from hdvpd.kernels.neighbors import Backend, Neighbors, PointIndex, index_points, knn
 from hdvpd.render.compositing import composite
 from hdvpd.render.interpolation import annular_features
 from hdvpd.render.rays import (
@@ -142,6 +142,7 @@ class Renderer(nnx.Module):
         rays: Rays,
         keys: Key[JaxArray, "g"] | None,
         spacing: float = 1.0,
+        index: PointIndex | None = None,
     ) -> Rendering:
         """Render rays of every group.
 
@@ -151,14 +152,16 @@ class Renderer(nnx.Module):
           keys: each jitters a group's training samples; None places the evaluation samples at
             mid-points.
           spacing: how much farther apart the particles are than the kernels were made for.
+          index: of the clouds, where they are rendered several times.
 
         Returns:
           Colour, depth and opacity, axes (g r).
         """
-        tdist, empty = jax.vmap(self._place_samples)(clouds, rays, keys)
+        index = self.index(clouds) if index is None else index
+        tdist, empty = jax.vmap(self._place_samples)(index, rays, keys)
         samples = samples_at(tdist, rays, self.config.near, self.config.far)
         config = _spread(self.config, spacing)
-        rgb, density, ahead = self._shade(clouds, samples, config, empty)
+        rgb, density, ahead = self._shade(clouds, index, samples, config, empty)
         if self.config.surface_thickness:
             starts, stops = tdist + samples.before, tdist + ahead
             return composite(rgb, density, starts, rays.z_scale, self.config.far, stops)
@@ -170,10 +173,18 @@ class Renderer(nnx.Module):
         points = jnp.asarray(cloud.positions)[None, :, None]
         nowhere = jnp.zeros(points.shape[:-1])
         samples = Samples(points, jnp.zeros_like(points), before=nowhere, after=nowhere)
-        return self._shade(one, samples, self.config)[0][0, :, 0]
+        return self._shade(one, self.index(one), samples, self.config)[0][0, :, 0]
+
+    def index(self, clouds: ParticleCloud) -> PointIndex:
+        """Prepare clouds, axes (g), for being rendered."""
+
+        def prepare(cloud: ParticleCloud) -> PointIndex:
+            return index_points(cloud.positions, mask=cloud.mask, backend=self.knn_backend)
+
+        return jax.vmap(prepare)(clouds)
 
     def _place_samples(
-        self, cloud: ParticleCloud, rays: Rays, key: PRNGKey | None
+        self, index: PointIndex, rays: Rays, key: PRNGKey | None
     ) -> tuple[Float[Array, "r s"], Bool[Array, "r s"]]:
         """Return sorted distances, without gradient, and which are known to be out of reach.
 
@@ -190,22 +201,21 @@ class Renderer(nnx.Module):
         if counts[1] == 0:
             return tdist, jnp.zeros(tdist.shape, bool)
         queries = rays.origins[:, None] + tdist[..., None] * rays.directions[:, None]
-        nearest = self._search(cloud, queries.reshape(-1, 3), 1, config.cutoff)
+        nearest = self._search(index, queries.reshape(-1, 3), 1, config.cutoff)
         nearest_m = nearest.distances.reshape(tdist.shape)
         density = proposal_density(nearest_m)
         proposals = propose(density, counts[1], config.near, config.far, keys[1])
         return in_order(*jax.lax.stop_gradient((tdist, proposals)), ~jnp.isfinite(nearest_m))
 
     def _search(
-        self, cloud: ParticleCloud, queries: Float[Array, "q 3"], k: int, max_distance: float
+        self, index: PointIndex, queries: Float[Array, "q 3"], k: int, max_distance: float
     ) -> Neighbors:
         """Find neighbours of queries with a particle within the cutoff; others find none."""
         with jax.named_scope("render_neighbors"):
             return knn(
                 queries,
-                cloud.positions,
+                index,
                 k,
-                mask=cloud.mask,
                 max_distance=max_distance,
                 max_nearest=self.config.cutoff,
                 backend=self.knn_backend,
@@ -214,6 +224,7 @@ class Renderer(nnx.Module):
     def _shade(
         self,
         clouds: ParticleCloud,
+        index: PointIndex,
         samples: Samples,
         config: RenderConfig,
         empty: Bool[Array, "g r s"] | None = None,
@@ -229,8 +240,8 @@ class Renderer(nnx.Module):
             points = jnp.where(empty[..., None], jnp.nan, points)
         points = points.reshape(shape[0], -1, 3)
         neighbors = jax.vmap(
-            lambda cloud, points: self._search(cloud, points, config.num_neighbors, support(config))
-        )(clouds, points)
+            lambda index, points: self._search(index, points, config.num_neighbors, support(config))
+        )(index, points)
         num_particles = clouds.mask.shape[1]
         first = jnp.arange(shape[0], dtype=jnp.int32)[:, None, None] * num_particles
         shaded = self._shade_reached(
