@@ -9,7 +9,7 @@ import pytest
 from test_kernels_dense import assert_near, gelu, in_float64, random, result_and_gradients
 from threads import check_that_threads_change_nothing
 
-from hdvpd.kernels import convolution, onednn
+from hdvpd.kernels import convolution, convolution_host, ffi, onednn, onednn_native
 from hdvpd.kernels.convolution import convolve, group_norm_gelu, on_host
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="oneDNN is not installed")
@@ -116,6 +116,43 @@ def test_calls_at_once_do_not_share_memory():
 
     for pair, found in zip(pairs, together(pairs), strict=True):
         np.testing.assert_array_equal(found, convolve(*map(jnp.asarray, pair)))
+
+
+def test_what_waits_is_run_by_compiled_code_unless_it_is_in_use(monkeypatch):
+    for module in (ffi, onednn_native):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    table, threads = onednn_native.table(), onednn.threads()
+    images, kernel, other = random((2, 12, 16, 3), (3, 3, 3, 8), (2, 12, 17, 3))
+    operation = convolution_host._operation(images.shape, kernel.shape, threads)
+
+    def filled(fill):
+        result = np.full((2, 12, 16, 8), np.nan, np.float32)
+        fill(images, kernel, result)
+        np.testing.assert_array_equal(result, expected)
+
+    expected = np.empty((2, 12, 16, 8), np.float32)
+    operation(images, kernel, expected)
+    with pytest.raises(LookupError):
+        onednn_native.run(table, images, kernel, expected.copy())
+    for count in (1, 2, 2):
+        filled(lambda *arrays: onednn_native.run_and_add(table, operation, arrays))
+        assert table[0, 0] == count
+    for in_use in ([], [1], [2]):
+        table[1:3, 0] = [row in in_use for row in (1, 2)]
+        filled(functools.partial(onednn_native.run, table))
+        assert list(np.flatnonzero(table[1:3, 0]) + 1) == in_use
+    table[1:3, 0] = 1
+    with pytest.raises(LookupError):
+        onednn_native.run(table, images, kernel, expected.copy())
+    table[1:3, 0] = 0
+    with pytest.raises(LookupError):
+        onednn_native.run(table, other, kernel, np.empty((2, 12, 17, 8), np.float32))
+    try:
+        onednn.take_threads(threads + 1)
+        with pytest.raises(LookupError):
+            onednn_native.run(table, images, kernel, expected.copy())
+    finally:
+        onednn.take_threads(threads)
 
 
 def test_host_code_is_for_many_products_in_float32(monkeypatch):

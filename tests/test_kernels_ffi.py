@@ -331,6 +331,36 @@ def test_other_arrays_and_mistakes_are_pythons(calls_of_python):
     assert calls_of_python == ["add_up"]
 
 
+_KNOWN = np.zeros((1, 2), np.int64)
+
+
+@numba.njit
+def known_sum(table, values, total):
+    if table[0, 0] != len(values):
+        raise LookupError
+    table[0, 1] += 1
+    total[()] = values.sum()
+
+
+@ffi.with_native(known_sum, _KNOWN)
+def any_sum(values, total):
+    _KNOWN[0, 0] = len(values)
+    total[()] = values.sum()
+
+
+def test_python_does_what_compiled_code_with_a_table_does_not(calls_of_python):
+    ask = jax.jit(lambda x: ffi_call(any_sum, [jax.ShapeDtypeStruct((), np.float32)], x)[0])
+    mapped = jax.jit(jax.vmap(ask))
+    for length in (3, 3, 4, 4, 4, 3):
+        values = np.arange(length, dtype=np.float32)
+        assert ask(values) == values.sum()
+        sums = mapped(np.stack([values, values + 1]))
+        np.testing.assert_array_equal(sums, values.sum() + np.array([0, length]))
+    assert calls_of_python == ["any_sum"] * 3
+    # The other three calls for one array, and the six for two.
+    assert _KNOWN[0, 1] == 3 * 1 + 6 * 2
+
+
 def test_calls_without_python_keep_to_their_share_of_the_cores(calls_of_python):
     ask = jax.jit(lambda x: ffi_call(share_of, [jax.ShapeDtypeStruct((), np.int32)], x)[0])
     every = numba.config.NUMBA_NUM_THREADS

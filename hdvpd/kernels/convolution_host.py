@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from hdvpd.kernels import onednn_native
+from hdvpd.kernels.ffi import with_native
 from hdvpd.kernels.onednn import (
     RESULT,
     RESULT_BAR,
@@ -28,21 +30,28 @@ _TRAINING, _DIRECT = 64, 1
 _CREATE = "dnnl_convolution_{}_primitive_desc_create"
 
 
+_FORWARD, _TO_IMAGES, _TO_KERNEL = (onednn_native.table() for _ in range(3))
+
+
+@with_native(onednn_native.run, _FORWARD)
 def forward(images: np.ndarray, kernel: np.ndarray, result: np.ndarray) -> None:
     """Fill in (b, h, w, o) from (b, h, w, i) and (r, s, i, o), zeros around the images."""
-    _operation(images.shape, kernel.shape, threads())(images, kernel, result)
+    operation = _operation(images.shape, kernel.shape, threads())
+    onednn_native.run_and_add(_FORWARD, operation, (images, kernel, result))
 
 
+@with_native(onednn_native.run, _TO_IMAGES)
 def to_images(result_bar: np.ndarray, kernel: np.ndarray, images_bar: np.ndarray) -> None:
     """Fill in the cotangent of the images."""
     operation = _operation_to_images(images_bar.shape, kernel.shape, threads())
-    operation(result_bar, kernel, images_bar)
+    onednn_native.run_and_add(_TO_IMAGES, operation, (result_bar, kernel, images_bar))
 
 
+@with_native(onednn_native.run, _TO_KERNEL)
 def to_kernel(images: np.ndarray, result_bar: np.ndarray, kernel_bar: np.ndarray) -> None:
     """Fill in the cotangent of the kernel."""
     operation = _operation_to_kernel(images.shape, kernel_bar.shape, threads())
-    operation(images, result_bar, kernel_bar)
+    onednn_native.run_and_add(_TO_KERNEL, operation, (images, result_bar, kernel_bar))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import numpy as np
 
 from hdvpd.basics.machine import usable_cores
 from hdvpd.kernels.cores import give_share, take_share
-from hdvpd.kernels.native import DTYPES, Entry, Kind, native
+from hdvpd.kernels.native import DTYPES, Entry, Kind, native, seen_by_numba
 
 Call = Callable[[], None]
 Answer = queue.SimpleQueue[str | None]
@@ -98,8 +98,9 @@ def ffi_call(
     without Python from its second time on, on few cores.
 
     Args:
-      function: a pure function of a module, which gets numpy views of the arguments (read-only;
-        those without axes as numbers) and of the results (not initialised), in this order.
+      function: a pure function of a module, perhaps `with_native`, which gets numpy views of the
+        arguments (read-only; those without axes as numbers) and of the results (not initialised),
+        in this order.
       results: shapes and dtypes to fill.
       *arguments: arrays.
 
@@ -114,6 +115,23 @@ def ffi_call(
     return list(call(*arguments))
 
 
+def with_native(
+    compiled: Any, table: np.ndarray
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator for a function that is called where a compiled one raises.
+
+    Args:
+      compiled: of numba's, which is given the table and what the function is.
+      table: (rows, words) of int64.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        function.__dict__["native"] = compiled, table
+        return function
+
+    return decorate
+
+
 class HostFunction:
     """A function for arrays of certain types, as XLA knows it by a name."""
 
@@ -122,7 +140,8 @@ class HostFunction:
         self._handler = _Handler(functools.partial(_handle, self))
         self._in_python = ctypes.cast(self._handler, ctypes.c_void_p).value or 0
         self._entry = Entry(self._in_python)
-        self._for_numba = hasattr(function, "overloads") and usable_cores() <= _FEW_CORES
+        self._native, self._table = getattr(function, "native", (function, None))
+        self._for_numba = hasattr(self._native, "overloads") and without_python()
         capsule = jax.ffi.pycapsule(_Handler(self._entry.address))
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
 
@@ -132,7 +151,11 @@ class HostFunction:
         for x in each(ranks, len(self.given), *arrays):
             self.function(*x)
         if self._for_numba:
-            code = native(self.function, self.given, self.filled, give_share, self._in_python)
+            if self._table is not None:
+                self._native.compile(seen_by_numba(self.given, self.filled, self._table))
+            code = native(
+                self._native, self.given, self.filled, give_share, self._in_python, self._table
+            )
             if code is not None:  # of no element at all nothing has been compiled
                 self._for_numba = False
                 self._entry.lead_to(code)
@@ -222,6 +245,11 @@ def _handle(function: HostFunction, frame: Any) -> int | None:
     return frame.api.contents.create_error(ctypes.byref(error))
 
 
+def without_python() -> bool:
+    """Whether compiled code is called by XLA's own threads, and without Python if it can be."""
+    return usable_cores() <= _FEW_CORES
+
+
 def call_alone(call: Call) -> str | None:
     """Call, on many cores and outside the main thread in one that is kept; return what went wrong.
 
@@ -229,8 +257,7 @@ def call_alone(call: Call) -> str | None:
     """
     # Signals interrupt the main thread, which must not leave XLA's buffers to another.
     in_main_thread = threading.get_ident() == threading.main_thread().ident
-    few = usable_cores() <= _FEW_CORES
-    return _run(call) if in_main_thread or few else _run_in_kept_thread(call)
+    return _run(call) if in_main_thread or without_python() else _run_in_kept_thread(call)
 
 
 def _run(call: Call) -> str | None:

@@ -6,6 +6,7 @@ frame of XLA's (`ffi.py`) becomes the arguments of a compiled function by machin
 """
 
 import ctypes
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ DTYPES = {
 }  # fmt: skip
 """By their numbers in XLA."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_TABLE = types.Array(types.int64, 2, "C")
 _numbers = itertools.count()
 _kept: list[Any] = []
 """What machine code holds the address of."""
@@ -119,6 +121,7 @@ def native(
     filled: Sequence[Kind],
     before: Callable[[Any, Any], None],
     otherwise: int,
+    table: np.ndarray | None = None,
 ) -> int | None:
     """Compile a call of a function; return the code's address.
 
@@ -129,13 +132,14 @@ def native(
       before: generates code that comes first, from a builder and its module.
       otherwise: address of code that is asked instead, or once more, when a frame holds anything
         else or the function raises.
+      table: what the function is given first, if anything, (rows, words) of int64.
 
     Returns:
       None if the function has not been compiled for such arguments.
     """
-    kinds = [x.seen_by_numba(given=True) for x in given]
-    kinds += [x.seen_by_numba(given=False) for x in filled]
-    compiled = getattr(function, "overloads", {}).get(tuple(kinds))
+    _kept.append(table)
+    kinds = seen_by_numba(given, filled, table)
+    compiled = getattr(function, "overloads", {}).get(kinds)
     if compiled is None:
         return None
     name = f"hdvpd_call_{next(_numbers)}"
@@ -157,7 +161,7 @@ def native(
                     count = _side(builder, buffers[-1], 0) if axes else _WORD(1)
                     with cgutils.for_range(builder, count) as loop:
                         place = loop.index if axes else None
-                        fine = _call(builder, module, compiled, buffers, place)
+                        fine = _call(builder, module, compiled, table, buffers, place)
                         builder.cbranch(fine, again := builder.append_basic_block(), other)
                         builder.position_at_end(again)
                     builder.ret(_WORD(0))
@@ -171,7 +175,23 @@ def native(
     return _compiled([name], fill)[0]
 
 
-def _call(builder: Any, module: Any, compiled: Any, buffers: Sequence[Any], place: Any) -> Any:
+def seen_by_numba(
+    given: Sequence[Kind], filled: Sequence[Kind], table: np.ndarray | None = None
+) -> tuple[Any, ...]:
+    """Return the types of a function's arguments."""
+    first = () if table is None else (_TABLE,)
+    kinds = (x.seen_by_numba(given=True) for x in given)
+    return *first, *kinds, *(x.seen_by_numba(given=False) for x in filled)
+
+
+def _call(
+    builder: Any,
+    module: Any,
+    compiled: Any,
+    table: np.ndarray | None,
+    buffers: Sequence[Any],
+    place: Any,
+) -> Any:
     """Generate a call of numba's code with what buffers hold, and whether nothing was raised.
 
     With a place it is what they hold there along an axis that vmap has put in front.
@@ -182,9 +202,10 @@ def _call(builder: Any, module: Any, compiled: Any, buffers: Sequence[Any], plac
     callee = cgutils.get_or_insert_function(
         module, convention.get_function_type(result, kinds), compiled.fndesc.llvm_func_name
     )
-    values = [
+    values = [] if table is None else [_array(context, builder, _TABLE, *_whole(table))]
+    values += [
         _value(context, builder, buffer, kind, place)
-        for buffer, kind in zip(buffers, kinds, strict=True)
+        for buffer, kind in zip(buffers, kinds[len(values) :], strict=True)
     ]
     status, _ = convention.call_function(builder, callee, result, kinds, values)
     return status.is_ok
@@ -228,19 +249,33 @@ def _value(context: Any, builder: Any, buffer: Any, kind: Any, place: Any) -> An
     # Nothing has no address; its place is not read, but functions of libraries may refuse 0.
     data = builder.select(builder.icmp_unsigned("==", data, _WORD(0)), buffer, data)
     dtype = getattr(kind, "dtype", kind)
-    size = context.get_abi_sizeof(context.get_data_type(dtype))
     axes = range(getattr(kind, "ndim", 0))
     shape = [_side(builder, buffer, axis + (place is not None)) for axis in axes]
+    if place is not None:  # an axis of length 1 stands for all places
+        size = _WORD(context.get_abi_sizeof(context.get_data_type(dtype)))
+        step = functools.reduce(builder.mul, shape, size)
+        alone = builder.icmp_unsigned("==", _side(builder, buffer, 0), _WORD(1))
+        data = builder.add(data, builder.select(alone, _WORD(0), builder.mul(place, step)))
+    if isinstance(kind, types.Array):
+        return _array(context, builder, kind, data, shape)
+    pointer = builder.inttoptr(data, context.get_data_type(dtype).as_pointer())
+    return context.unpack_value(builder, dtype, pointer)
+
+
+def _whole(table: np.ndarray) -> tuple[Any, list[Any]]:
+    """Return where a table lies, and its shape."""
+    return _WORD(table.ctypes.data), [_WORD(side) for side in table.shape]
+
+
+def _array(context: Any, builder: Any, kind: Any, data: Any, shape: Sequence[Any]) -> Any:
+    """Generate code for an array of numba's."""
+    element = context.get_data_type(kind.dtype)
+    size = context.get_abi_sizeof(element)
     strides, step = [], _WORD(size)
     for side in reversed(shape):
         strides.insert(0, step)
         step = builder.mul(step, side)
-    if place is not None:  # an axis of length 1 stands for all places
-        alone = builder.icmp_unsigned("==", _side(builder, buffer, 0), _WORD(1))
-        data = builder.add(data, builder.select(alone, _WORD(0), builder.mul(place, step)))
-    pointer = builder.inttoptr(data, context.get_data_type(dtype).as_pointer())
-    if not isinstance(kind, types.Array):
-        return context.unpack_value(builder, dtype, pointer)
     array = make_array(kind)(context, builder)
+    pointer = builder.inttoptr(data, element.as_pointer())
     populate_array(array, pointer, shape, strides, size, None)
     return array._getvalue()

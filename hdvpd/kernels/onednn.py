@@ -115,41 +115,51 @@ class Operation:
         ]
         self._scratchpad = _asked(description, _SCRATCHPAD_LAYOUT)
         # Several threads may be in it at once. Each takes memory that no other has, and leaves it.
-        self._idle: list[_Prepared] = []
+        self._idle: list[Prepared] = []
 
     def __call__(self, *arrays: np.ndarray) -> None:
         """Fill in the last array from the others."""
         try:
             prepared = self._idle.pop()
         except IndexError:
-            prepared = _Prepared(self._primitive, self._arguments, self._scratchpad)
+            prepared = self.prepare()
         prepared(arrays)
         self._idle.append(prepared)
 
+    def prepare(self) -> "Prepared":
+        """Return it ready for one more call at a time."""
+        return Prepared(self._primitive, self._arguments, self._scratchpad)
 
-class _Prepared:
-    """The steps of an operation, and the memory between them, for one call at a time."""
+
+class Prepared:
+    """The steps of an operation, and the memory between them, for one call at a time.
+
+    Attributes:
+      stream: in which they run.
+      given: what is told where arrays lie.
+      steps: arguments of the library's function that runs one.
+    """
 
     def __init__(
         self, primitive: Handle, arguments: list[tuple[int, Handle, Handle]], scratchpad: Handle
     ):
-        self._stream = make("dnnl_stream_create", _engine(), _IN_ORDER)
+        self.stream = make("dnnl_stream_create", _engine(), _IN_ORDER)
         self._kept: list[np.ndarray] = []
-        self._given: list[Handle] = []
+        self.given: list[Handle] = []
         before, after, passed = [], [], [(_SCRATCHPAD, self._own_memory(scratchpad))]
         for number, given, wanted in arguments:
             memory = make("dnnl_memory_create", given, _engine(), None)
-            self._given.append(memory)
+            self.given.append(memory)
             if not _load().dnnl_memory_desc_equal(given, wanted):
                 own = self._own_memory(wanted)
-                if len(self._given) < len(arguments):
+                if len(self.given) < len(arguments):
                     before.append(_copy(given, wanted, memory, own))
                 else:
                     after.append(_copy(wanted, given, own, memory))
                 memory = own
             passed.append((number, memory))
         steps = *before, (primitive, _arguments(passed)), *after
-        self._steps = [(primitive, self._stream, len(x), x) for primitive, x in steps]
+        self.steps = [(primitive, self.stream, len(x), x) for primitive, x in steps]
         # Looked up here, for what Python does between two calls takes as long as a small operation.
         self._set, self._execute, self._wait = (
             getattr(_load(), f"dnnl_{name}")
@@ -157,13 +167,18 @@ class _Prepared:
         )
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> None:
+        """Run the steps.
+
+        Raises:
+          RuntimeError: the library refuses.
+        """
         refused = 0
-        for memory, array in zip(self._given, arrays, strict=True):
+        for memory, array in zip(self.given, arrays, strict=True):
             place, _ = array.__array_interface__["data"]
             refused |= self._set(memory, Handle(place))
-        for step in self._steps:
+        for step in self.steps:
             refused |= self._execute(*step)
-        refused |= self._wait(self._stream)
+        refused |= self._wait(self.stream)
         if refused:
             raise RuntimeError("oneDNN refuses to run an operation that it has prepared.")
 
@@ -182,6 +197,11 @@ def _copy(source: Handle, target: Handle, memory: Handle, copied: Handle) -> tup
 
 def _arguments(passed: list[tuple[int, Handle]]) -> Any:
     return (_Argument * len(passed))(*passed)
+
+
+def place_of(passed: Any) -> int:
+    """Return where what is passed to a step lies."""
+    return ctypes.addressof(passed)
 
 
 def _asked(description: Handle, question: int) -> Handle:
