@@ -121,7 +121,7 @@ def with_native(
     """Return a decorator for a function that is called where a compiled one raises.
 
     Args:
-      compiled: of numba's, which is given the table and what the function is.
+      compiled: of numba's; it is given the table, then what the function is given.
       table: (rows, words) of int64.
     """
 

@@ -132,12 +132,12 @@ def native(
       before: generates code that comes first, from a builder and its module.
       otherwise: address of code that is asked instead, or once more, when a frame holds anything
         else or the function raises.
-      table: what the function is given first, if anything, (rows, words) of int64.
+      table: what the function is given first, if anything, (rows, words) of int64; whoever asks for
+        the code keeps it.
 
     Returns:
       None if the function has not been compiled for such arguments.
     """
-    _kept.append(table)
     kinds = seen_by_numba(given, filled, table)
     compiled = getattr(function, "overloads", {}).get(kinds)
     if compiled is None:

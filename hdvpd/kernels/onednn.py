@@ -95,42 +95,6 @@ def make(name: str, *arguments: Any) -> Handle:
     return made
 
 
-class Operation:
-    """An operation on arrays of fixed layouts.
-
-    Where it wants an array in another order, it copies it first, or the result at last.
-    """
-
-    def __init__(self, description: Handle, arguments: Sequence[tuple[tuple[int, int], Handle]]):
-        """Prepare.
-
-        Args:
-          description: from `describe`.
-          arguments: kind and layout of every array; the last one is the result.
-        """
-        self._primitive = make("dnnl_primitive_create", description)
-        self._arguments = [
-            (number, given, _asked(description, question))
-            for (number, question), given in arguments
-        ]
-        self._scratchpad = _asked(description, _SCRATCHPAD_LAYOUT)
-        # Several threads may be in it at once. Each takes memory that no other has, and leaves it.
-        self._idle: list[Prepared] = []
-
-    def __call__(self, *arrays: np.ndarray) -> None:
-        """Fill in the last array from the others."""
-        try:
-            prepared = self._idle.pop()
-        except IndexError:
-            prepared = self.prepare()
-        prepared(arrays)
-        self._idle.append(prepared)
-
-    def prepare(self) -> "Prepared":
-        """Return it ready for one more call at a time."""
-        return Prepared(self._primitive, self._arguments, self._scratchpad)
-
-
 class Prepared:
     """The steps of an operation, and the memory between them, for one call at a time.
 
@@ -185,6 +149,42 @@ class Prepared:
     def _own_memory(self, wanted: Handle) -> Handle:
         self._kept.append(np.empty(_load().dnnl_memory_desc_get_size(wanted), np.uint8))
         return make("dnnl_memory_create", wanted, _engine(), Handle(self._kept[-1].ctypes.data))
+
+
+class Operation:
+    """An operation on arrays of fixed layouts.
+
+    Where it wants an array in another order, it copies it first, or the result at last.
+    """
+
+    def __init__(self, description: Handle, arguments: Sequence[tuple[tuple[int, int], Handle]]):
+        """Prepare.
+
+        Args:
+          description: from `describe`.
+          arguments: kind and layout of every array; the last one is the result.
+        """
+        self._primitive = make("dnnl_primitive_create", description)
+        self._arguments = [
+            (number, given, _asked(description, question))
+            for (number, question), given in arguments
+        ]
+        self._scratchpad = _asked(description, _SCRATCHPAD_LAYOUT)
+        # Several threads may be in it at once. Each takes memory that no other has, and leaves it.
+        self._idle: list[Prepared] = []
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        """Fill in the last array from the others."""
+        try:
+            prepared = self._idle.pop()
+        except IndexError:
+            prepared = self.prepare()
+        prepared(arrays)
+        self._idle.append(prepared)
+
+    def prepare(self) -> Prepared:
+        """Return it ready for one more call at a time."""
+        return Prepared(self._primitive, self._arguments, self._scratchpad)
 
 
 def _copy(source: Handle, target: Handle, memory: Handle, copied: Handle) -> tuple[Handle, Any]:

@@ -272,12 +272,14 @@ class Renderer(nnx.Module):
         padding = (0, chunk * _NUM_CHUNKS - num_queries)
         # Cotangents, of chunks and of either use, are added up: of three columns by no vectors.
         coordinates = positions.reshape(-1)
+        numbers, num_features = features.reshape(-1), features.shape[-1]
 
         def shade(rows: Int[Array, "q"]) -> Float[Array, "q 5"]:
             picked = jax.tree.map(lambda x: x[rows], (samples, indices, distances))
             seen, neighbors, found = *picked[:2], jnp.isfinite(picked[2])
             sums = annular_sums(
-                coordinates.reshape(-1, 3), features, seen.points, neighbors, found,
+                coordinates.reshape(-1, 3), numbers.reshape(-1, num_features),
+                seen.points, neighbors, found,
                 config.radii, config.bandwidths, self.kernels,
             )  # fmt: skip
             features_seen = jnp.asarray(annular_features(sums))
