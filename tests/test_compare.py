@@ -60,7 +60,11 @@ class TinyModel(Model):
         cloud = dataclasses.replace(current, features=features)
         return jax.tree.map(lambda x: jnp.stack([x] * steps), cloud)
 
-    def render(self, cloud, rays, key):
+    def index(self, clouds):
+        del clouds
+
+    def render(self, cloud, rays, key, index=None):
+        del key, index
         rgb = jax.nn.sigmoid(cloud.features.mean(0)[None, :3] + 0.1 * rays.directions)
         return Rendering(rgb=rgb, depth_m=rays.directions[:, 2], acc=rays.directions[:, 2])
 

@@ -136,6 +136,8 @@ def _store(builder: Any, values: Any, place: Any, there: Any) -> None:
 # several have to be on their way.
 _SHAPES = ((6, 64), (12, 32), (8, 16)) if _wide() else ((6, 16), (6, 16), (6, 16))
 _wide_strip, _middle_strip, _narrow_strip = (_strip(*shape) for shape in _SHAPES)
+# Rows of two blocks of which a strip's products are added up at once: they stay in the first cache.
+_AT_ONCE = 128
 _WIDE, _MIDDLE, _NARROW = (width for _, width in _SHAPES)
 
 
@@ -168,7 +170,10 @@ def _set_product(a, b, result, a_step, b_step, result_step, rows, columns, inner
 @cfunc(_KIND, cache=True, error_model="numpy")
 @no_type_check
 def _add_transposed(a, b, result, a_step, b_step, result_step, rows, columns, inner):
-    _fill(a, b, result, (_SIZE, a_step, b_step, result_step), rows, columns, inner, True)
+    steps = _SIZE, a_step, b_step, result_step
+    for first in range(0, inner, _AT_ONCE):
+        count, here, there = min(_AT_ONCE, inner - first), a + first * a_step, b + first * b_step
+        _fill(here, there, result, steps, rows, columns, count, True)
 
 
 # By their names: what calls them would else be compiled with copies, for a second or more.

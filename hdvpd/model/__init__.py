@@ -182,13 +182,17 @@ class Model(nnx.Module):
     ) -> Rendering:
         """Render rays, axes (r), of one cloud; no key means deterministic evaluation samples.
 
-        The cloud's index is made here, or is the renderer's, where it is rendered several times.
+        The cloud's index is made here, or is what `index` returned.
         """
         with jax.named_scope("render"):
             clouds, groups, index = jax.tree.map(lambda x: x[None], (cloud, rays, index))
             keys = None if key is None else key[None]
             rendering = self.renderer(clouds, groups, keys, index=index)
             return jax.tree.map(lambda x: x[0], rendering)
+
+    def index(self, clouds: ParticleCloud) -> PointIndex:
+        """Prepare clouds, axes (g), each for being rendered several times."""
+        return self.renderer.index(clouds)
 
     def white_targets(self, frames: RgbdFrames) -> Float[Array, "*batch h w 3"]:
         """Return the frames' colours in [0, 1], white wherever nothing can be rendered."""

@@ -29,7 +29,7 @@ def render_images(
     chunk = min(max(model.config.render.chunk_rays // supersample**2, 1), num_pixels)
     num_chunks = -(-num_pixels // chunk)
     clouds, camera = jax.tree.map(jnp.asarray, (clouds, camera))
-    index = model.renderer.index(clouds)
+    index = model.index(clouds)
 
     def render_chunk(number: Int[Array, ""]) -> Rendering:
         image, part = number // num_chunks, number % num_chunks
