@@ -88,13 +88,16 @@ def compare_along_rays(repeats: int) -> None:
     from pykdtree.kdtree import KDTree
 
     scipy_tree, tree, on_device = ScipyTree(points), KDTree(points), jnp.asarray(samples)
-    ours = jax.jit(lambda q: knn(q, points, k, max_distance=reach, backend="kdtree").distances)
+    index = index_points(jnp.asarray(points), backend="kdtree")
+    ours = jax.jit(
+        lambda q, index: knn(q, index, k, max_distance=reach, backend="kdtree").distances
+    )
     functions = {
         "scipy KDTree": lambda: scipy_tree.query(
             samples, k, distance_upper_bound=reach, workers=-1
         )[0],
         "pykdtree": lambda: tree.query(samples, k, distance_upper_bound=reach)[0],
-        "hdvpd kdtree (jitted)": lambda: ours(on_device).block_until_ready(),
+        "hdvpd kdtree (jitted)": lambda: ours(on_device, index).block_until_ready(),
     }
     for name, search in functions.items():
         found = np.asarray(search())

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import references
 import scenes
+from test_kernels_neighbors import search_tree
 from test_kernels_walk_attention import MODULATION, random_inputs, surface_neighbors
 
 from hdvpd.attention.grf import walk_attention
 from hdvpd.config.experiments import load_config
-from hdvpd.kernels import kdtree, kdtree_search
 from hdvpd.kernels.neighbors import knn
 from hdvpd.kernels.walks import exact_walks
 from hdvpd.training.step import create_model, merge_model
@@ -89,10 +89,8 @@ def test_a_search_at_the_paper_s_size_is_that_of_the_tree():
     points = rng.uniform(size=(65_788, 3)).astype(np.float32) * np.float32([1, 1, 0.01])
     found = jax.jit(lambda x: knn(x, x, 3, exclude_self=True))(points)
     rows, distances = np.empty((len(points), 4), np.int32), np.empty((len(points), 4), np.float32)
-    shapes = zip(kdtree.shapes(len(points)), ["f4", "f4", "i4", "i4"], strict=True)
-    tree = [np.empty(*x) for x in shapes]
-    kdtree.build(points, np.ones(len(points), bool), *tree)
-    kdtree_search.nearest(*tree, points, np.full(2, np.inf, np.float32), rows, distances)
+    everywhere = np.ones(len(points), bool), np.full(2, np.inf, np.float32)
+    search_tree(points, points, *everywhere, rows, distances)
     np.testing.assert_allclose(found.distances, distances[:, 1:], rtol=1e-5)
     assert (np.asarray(found.indices) == rows[:, 1:]).mean() > 0.999
 

@@ -57,8 +57,7 @@ def search(
 
 
 def search_tree(queries, points, mask, limits, indices, distances):
-    shapes = zip(kdtree.shapes(len(points)), ["f4", "f4", "i4", "i4"], strict=True)
-    tree = [np.empty(*x) for x in shapes]
+    tree = [np.empty(x.shape, x.dtype) for x in kdtree.arrays(len(points))]
     kdtree.build(points, mask, *tree)
     for array in tree:
         array.flags.writeable = False  # as XLA hands them over
@@ -100,6 +99,16 @@ def test_an_index_is_asked_for_what_knn_finds(backend, clouds):
     for part, order in enumerate([slice(None), slice(None, None, -1)]):
         np.testing.assert_array_equal(found.indices[part], expected.indices[order])
         np.testing.assert_array_equal(found.distances[part], expected.distances[order])
+
+
+def test_an_index_is_refused_with_another_mask_or_for_another_backend(clouds):
+    queries, points = clouds
+    index = neighbors.index_points(points, backend="kdtree")
+    with pytest.raises(ValueError, match="its own mask"):
+        neighbors.knn(queries, index, K, mask=np.ones(NUM_POINTS, bool), backend="kdtree")
+    index = neighbors.index_points(points, backend="xla")
+    with pytest.raises(ValueError, match="another backend"):
+        neighbors.knn(queries, index, K, backend="kdtree")
 
 
 def test_points_that_are_searched_twice_have_one_tree(clouds):

@@ -8,6 +8,7 @@ Coordinates of a leaf's points, and of a node's children's boxes, lie axis by ax
 
 from typing import NamedTuple, no_type_check
 
+import jax
 import numpy as np
 
 from hdvpd.kernels.compiled import compiled_njit
@@ -33,11 +34,16 @@ class Tree(NamedTuple):
     rows: np.ndarray
 
 
-def shapes(num_points: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the arrays that `build` fills in for so many points."""
+def arrays(num_points: int) -> list[jax.ShapeDtypeStruct]:
+    """Return shapes and dtypes of what `build` fills in for so many points."""
     num_leaves = leaves_for(num_points)
     num_inner = nodes_above(num_leaves)
-    return [(num_inner, 6, WIDTH), (num_leaves, 3, LEAF), (num_leaves, LEAF), (1,)]
+    return [
+        jax.ShapeDtypeStruct((num_inner, 6, WIDTH), np.float32),
+        jax.ShapeDtypeStruct((num_leaves, 3, LEAF), np.float32),
+        jax.ShapeDtypeStruct((num_leaves, LEAF), np.int32),
+        jax.ShapeDtypeStruct((1,), np.int32),
+    ]
 
 
 @compiled_njit()
@@ -72,7 +78,7 @@ def build(
     leaf_rows: np.ndarray,
     count: np.ndarray,
 ) -> None:
-    """Fill in a tree of points; see `Tree`, and `shapes` for how much there may be of it.
+    """Fill in a tree of points; see `Tree`, and `arrays` for how much there may be of it.
 
     Args:
       points: (n, 3) [m]; those that are in the tree are finite.

@@ -131,7 +131,7 @@ def native(
       filled: what it fills in.
       before: generates code that comes first, from a builder and its module.
       otherwise: address of code that is asked instead, or once more, when a frame holds anything
-        else or the function raises.
+        else, but for one axis that vmap has put in front, or the function raises.
       table: what the function is given first, if anything, (rows, words) of int64; whoever asks for
         the code keeps it.
 

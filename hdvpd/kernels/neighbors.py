@@ -73,9 +73,8 @@ def index_points(
     mask = mask & jnp.isfinite(points).all(-1)
     if _chosen(backend) != "kdtree":
         return PointIndex(points, mask, ())
-    dtypes = np.float32, np.float32, np.int32, np.int32
-    shapes = map(jax.ShapeDtypeStruct, kdtree.shapes(len(points)), dtypes)
-    return PointIndex(points, mask, tuple(host_call(kdtree.build, list(shapes), points, mask)))
+    tree = host_call(kdtree.build, kdtree.arrays(len(points)), points, mask)
+    return PointIndex(points, mask, tuple(tree))
 
 
 def knn(
@@ -109,12 +108,17 @@ def knn(
 
     Raises:
       UserError: the backend's package is not installed.
+      ValueError: an index comes with a mask, or was made for another backend.
     """
     queries = jax.lax.stop_gradient(jnp.asarray(queries))
     backend = _chosen(backend)
     index = points
     if not isinstance(index, PointIndex):
         index = index_points(index, mask=mask, backend=backend)
+    elif mask is not None:
+        raise ValueError("an index has its own mask: give it to index_points.")
+    elif backend == "kdtree" and not index.tree:
+        raise ValueError("the index was made for another backend than kdtree.")
     search = _xla_search if backend == "xla" else _host_search
     found = search(backend, queries, index, k + exclude_self, (max_distance, max_nearest))
     if not exclude_self:

@@ -175,16 +175,20 @@ class Operation:
 
     def __call__(self, *arrays: np.ndarray) -> None:
         """Fill in the last array from the others."""
-        try:
-            prepared = self._idle.pop()
-        except IndexError:
-            prepared = self.prepare()
+        prepared = self.take()
         prepared(arrays)
-        self._idle.append(prepared)
+        self.leave(prepared)
 
-    def prepare(self) -> Prepared:
-        """Return it ready for one more call at a time."""
-        return Prepared(self._primitive, self._arguments, self._scratchpad)
+    def take(self) -> Prepared:
+        """Return what is ready for one call at a time, and is the caller's now."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Prepared(self._primitive, self._arguments, self._scratchpad)
+
+    def leave(self, prepared: Prepared) -> None:
+        """Let later calls take it."""
+        self._idle.append(prepared)
 
 
 def _copy(source: Handle, target: Handle, memory: Handle, copied: Handle) -> tuple[Handle, Any]:

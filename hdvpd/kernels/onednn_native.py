@@ -51,18 +51,19 @@ def table() -> np.ndarray:
 def run_and_add(
     table: np.ndarray, operation: onednn.Operation, arrays: tuple[np.ndarray, ...]
 ) -> None:
-    """Run what `run` has not found, and let it find one more, where that is what asks first.
+    """Run what `run` has not found, and let it find that from now on, where it is asked first.
 
     There are no more for the same arrays than there are cores, and none in a table that is full.
     """
-    operation(*arrays)
+    prepared = operation.take()
+    prepared(arrays)
     key = np.array([*(side for x in arrays for side in x.shape), onednn.threads()])
     with _adding:
         row = table[0, 0] + 1
         known = (table[1:row, _SHAPES:_STREAM] == key).all(1).sum()
         if row == len(table) or known == usable_cores() or not without_python():
+            operation.leave(prepared)
             return
-        prepared = operation.prepare()
         _kept.append(prepared)
         words = table[row]
         words[_SHAPES:_STREAM], words[_STREAM] = key, prepared.stream.value
