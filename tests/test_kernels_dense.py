@@ -283,8 +283,10 @@ def test_a_model_learns_the_same_with_host_code_and_in_plain_jax(monkeypatch):
     assert np.linalg.norm(bars[0] - bars[1]) < 1e-3 * np.linalg.norm(bars[1])
 
 
-def test_host_code_is_for_many_rows_of_float32():
-    many = jnp.zeros((dense.LEAST_ROWS, 2))
+@pytest.mark.parametrize(("python", "least"), [(False, 128), (True, 2048)])
+def test_host_code_is_for_many_rows_of_float32(python, least, monkeypatch):
+    monkeypatch.setattr(dense, "without_python", lambda: not python)
+    many = jnp.zeros((least, 2))
     assert on_host("host", many)
     assert not on_host("xla", many)
     assert not on_host("host", many[1:])

@@ -193,6 +193,7 @@ def test_edges_learn_the_same_with_host_code_and_in_plain_jax(monkeypatch):
 
 
 def test_host_code_is_for_float32_and_for_many_particles(monkeypatch):
+    monkeypatch.setattr(dense, "LEAST_ROWS", 10**9)
     run, arguments = gradients("host")
     assert "point_edges_host" not in run.lower(*arguments).as_text()
     monkeypatch.setattr(dense, "LEAST_ROWS", 1)

@@ -1,5 +1,6 @@
 """Host functions are compiled while XLA compiles what calls them, once, for the types they get."""
 
+import re
 import subprocess
 import sys
 
@@ -7,10 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scenes
+from flax import nnx
 
+from hdvpd.config.experiments import load_config
+from hdvpd.kernels.ffi import known
 from hdvpd.kernels.host import host_call
 from hdvpd.kernels.rehearsal import rehearsals
 from hdvpd.kernels.together import compile_together
+from hdvpd.model import abstract_model
+from hdvpd.training.step import create_train_state, make_train_step
 
 _MODEL = """
 import sys
@@ -111,3 +118,16 @@ def test_what_a_function_refuses_in_a_rehearsal_is_no_mistake():
     np.testing.assert_array_equal(program(jnp.arange(3.0)), np.arange(3.0))
     with pytest.raises(jax.errors.JaxRuntimeError, match="not a number"):
         jax.block_until_ready(program(jnp.full(3, np.nan)))
+
+
+def test_the_demos_training_step_calls_no_host_code_that_needs_python():
+    changes = {"train": {"batch_size": 1, "num_devices": 1}, "data": {"height": 24, "width": 32}}
+    config = load_config("demo", changes)
+    graphdef = nnx.graphdef(abstract_model(config, scenes.SCENE))
+    state = jax.eval_shape(lambda: create_train_state(config, scenes.SCENE)[1])
+    batch = jax.eval_shape(lambda: scenes.make_batch(1, 2 + config.train.horizon, 24, 32))
+    step = make_train_step(config, graphdef).lower(state, batch, jax.random.key(0))
+    called = set(re.findall(r"@hdvpd[.\w]*|@\"(hdvpd[^\"]*)\"", step.as_text()))
+    functions = [known(name) for name in called]
+    assert len(functions) > 20
+    assert [x for x in functions if x is None or not x.compiled] == []

@@ -91,25 +91,28 @@ def _add_up(features, indices, found, first, last, weights, sums):
 
 @parallel_njit()
 @no_type_check
-def _backward(
+def backward(
     positions: np.ndarray,
     features: np.ndarray,
     queries: np.ndarray,
-    slots: np.ndarray,
-    offsets: np.ndarray,
-    num_neighbors: int,
+    indices: np.ndarray,
+    found: np.ndarray,
     sums_bar: np.ndarray,
     radii: np.ndarray,
     bandwidths: np.ndarray,
     positions_bar: np.ndarray,
     features_bar: np.ndarray,
 ) -> None:
+    """Fill in the cotangents of positions and features."""
+    slots = np.empty(indices.size, np.int64)
+    offsets = np.empty(len(positions) + 1, np.int64)
+    group_by(indices, found, slots, offsets)
     channels = features.shape[1]
     for particle in prange(positions.shape[0]):
         positions_bar[particle] = 0.0
         features_bar[particle] = 0.0
         for position in range(offsets[particle], offsets[particle + 1]):
-            query = slots[position] // num_neighbors
+            query = slots[position] // indices.shape[1]
             x = positions[particle, 0] - queries[query, 0]
             y = positions[particle, 1] - queries[query, 1]
             z = positions[particle, 2] - queries[query, 2]
@@ -127,25 +130,3 @@ def _backward(
             positions_bar[particle, 0] += distance_bar * x / distance
             positions_bar[particle, 1] += distance_bar * y / distance
             positions_bar[particle, 2] += distance_bar * z / distance
-
-
-def backward(
-    positions: np.ndarray,
-    features: np.ndarray,
-    queries: np.ndarray,
-    indices: np.ndarray,
-    found: np.ndarray,
-    sums_bar: np.ndarray,
-    radii: np.ndarray,
-    bandwidths: np.ndarray,
-    positions_bar: np.ndarray,
-    features_bar: np.ndarray,
-) -> None:
-    """Fill in the cotangents of positions and features."""
-    slots = np.empty(indices.size, np.int64)
-    offsets = np.empty(len(positions) + 1, np.int64)
-    group_by(indices, found, slots, offsets)
-    _backward(
-        positions, features, queries, slots, offsets, indices.shape[1], sums_bar, radii,
-        bandwidths, positions_bar, features_bar,
-    )  # fmt: skip

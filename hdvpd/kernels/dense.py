@@ -13,18 +13,22 @@ from hdvpd.basics.types import Array, Bool, Float, JaxArray
 from hdvpd.kernels import dense_host, gelu_dense_host, linear_attention_host, mlp_host
 from hdvpd.kernels.choice import Kernels, use_host_kernels
 from hdvpd.kernels.derivatives import differentiable
+from hdvpd.kernels.ffi import without_python
 from hdvpd.kernels.host import fill
 
-LEAST_ROWS = 2048
+LEAST_ROWS = 128
 """Fewer are left to XLA, which is then as fast."""
+_LEAST_IN_PYTHON = 16
+"""Times as many rows where calls go through Python."""
 
 
 def on_host(kernels: Kernels, *arrays: jax.Array) -> bool:
     """Whether dense layers on such arrays of rows run as host code: float32, and many."""
+    least = LEAST_ROWS if without_python() else _LEAST_IN_PYTHON * LEAST_ROWS
     return (
         use_host_kernels(kernels)
         and all(x.dtype == jnp.float32 for x in arrays)
-        and arrays[0].shape[0] >= LEAST_ROWS
+        and arrays[0].shape[0] >= least
     )
 
 

@@ -133,7 +133,11 @@ def with_native(
 
 
 class HostFunction:
-    """A function for arrays of certain types, as XLA knows it by a name."""
+    """A function for arrays of certain types, as XLA knows it by a name.
+
+    Attributes:
+      compiled: whether there is code of numba's that can be called without Python.
+    """
 
     def __init__(self, name: str, function: Any, given: Sequence[Kind], filled: Sequence[Kind]):
         self.function, self.given, self.filled = function, given, filled
@@ -141,7 +145,8 @@ class HostFunction:
         self._in_python = ctypes.cast(self._handler, ctypes.c_void_p).value or 0
         self._entry = Entry(self._in_python)
         self._native, self._table = getattr(function, "native", (function, None))
-        self._for_numba = hasattr(self._native, "overloads") and without_python()
+        self.compiled = hasattr(self._native, "overloads")
+        self._for_numba = self.compiled and without_python()
         capsule = jax.ffi.pycapsule(_Handler(self._entry.address))
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
 
