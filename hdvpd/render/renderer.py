@@ -30,6 +30,7 @@ from hdvpd.basics.types import (
 from hdvpd.config import RenderConfig
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.choice import Kernels
+from hdvpd.kernels.derivatives import by_chunks
 from hdvpd.kernels.layers import bent, normed
 from hdvpd.kernels.neighbors import Backend, Neighbors, PointIndex, index_points, knn
 from hdvpd.render.compositing import composite
@@ -263,20 +264,30 @@ class Renderer(nnx.Module):
         distances: Float[Array, "q k"],
         config: RenderConfig,
     ) -> Float[Array, "q 5"]:
-        """Interpolate and shade in chunks, skipping the chunks that hold no sample in reach."""
+        """Interpolate and shade in chunks, only those that hold a sample in reach.
+
+        No gradient flows to samples. Reverse mode only.
+        """
         widest = config.bandwidths.index(max(config.bandwidths))
         reached = jnp.isfinite(distances[:, 0])
         order, place = marked_first(reached)
-        num_queries = reached.shape[0]
+        num_queries, num_features = reached.shape[0], features.shape[-1]
         chunk = -(-num_queries // _NUM_CHUNKS)
-        padding = (0, chunk * _NUM_CHUNKS - num_queries)
+        order = jnp.pad(order, (0, chunk * _NUM_CHUNKS - num_queries))
+        num_chunks = -(-jnp.sum(reached, dtype=jnp.int32) // chunk)
         # Cotangents, of chunks and of either use, are added up: of three columns by no vectors.
-        coordinates = positions.reshape(-1)
-        numbers, num_features = features.reshape(-1), features.shape[-1]
+        coordinates, numbers = positions.reshape(-1), features.reshape(-1)
 
-        def shade(rows: Int[Array, "q"]) -> Float[Array, "q 5"]:
-            picked = jax.tree.map(lambda x: x[rows], (samples, indices, distances))
-            seen, neighbors, found = *picked[:2], jnp.isfinite(picked[2])
+        def shade(
+            number: Int[Array, ""],
+            fixed: tuple[Samples, Int[Array, "q k"], Float[Array, "q k"], Int[Array, "_"]],
+            coordinates: Float[Array, "_"],
+            numbers: Float[Array, "_"],
+        ) -> Float[Array, "_ 5"]:
+            *picked, order = fixed
+            rows = jax.lax.dynamic_slice_in_dim(order, number * chunk, chunk)
+            seen, neighbors, distances = jax.tree.map(lambda x: x[rows], picked)
+            found = jnp.isfinite(distances)
             sums = annular_sums(
                 coordinates.reshape(-1, 3), numbers.reshape(-1, num_features),
                 seen.points, neighbors, found,
@@ -297,20 +308,8 @@ class Renderer(nnx.Module):
                 ahead = jnp.zeros_like(density)
             return jnp.concatenate([rgb, density[:, None], ahead[:, None]], axis=-1)
 
-        def body(
-            _: None, part: tuple[Int[Array, "q"], Bool[Array, ""]]
-        ) -> tuple[None, Float[Array, "q 5"]]:
-            rows, any_reached = part
-            empty = jnp.zeros((chunk, 5))
-            return None, jax.lax.cond(any_reached, shade, lambda _: empty, rows)
-
-        rows = jnp.pad(order, padding).reshape(_NUM_CHUNKS, chunk)
-        num_reached = jnp.sum(reached, dtype=jnp.int32)
-        any_reached = jnp.arange(_NUM_CHUNKS) * chunk < num_reached
-        # To keep what a gradient needs costs more, of empty chunks too, than to compute it again.
-        shade_chunk = jax.checkpoint(body, prevent_cse=False)
-        _, shaded = jax.lax.scan(shade_chunk, None, (rows, any_reached))
-        shaded = shaded.reshape(-1, 5)[place]
+        moving, fixed = (coordinates, numbers), (samples, indices, distances, order)
+        shaded = by_chunks(shade, len(order), num_chunks, moving, fixed)[place]
         return jnp.where(reached[:, None] | (jnp.arange(5) < 3)[None], shaded, 0.0)
 
 

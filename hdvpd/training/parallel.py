@@ -39,6 +39,7 @@ Gradient = Callable[
 _WINDOWS = "windows"
 _CPU_DEVICES = "xla_force_host_platform_device_count"
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+_CONCURRENT = "xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,9 @@ def offer_cores(*trainings: TrainConfig) -> None:
     (`benchmarks/window_devices.py`). Accelerators are not concerned, and nothing happens if jax was
     used before. Its own settings (`JAX_NUM_CPU_DEVICES`, `XLA_FLAGS`) go before. XLA ends a process
     whose CPU devices come a minute apart to where they exchange gradients; here they may wait for
-    each other for a day.
+    each other for a day. It also orders a program so that much of it could run at once, which
+    devices that have a core each gain nothing by: here memory is used again while it is in the
+    cache.
 
     Args:
       trainings: those to come, of which the greatest counts; where one asks for as many devices as
@@ -208,9 +211,10 @@ def offer_cores(*trainings: TrainConfig) -> None:
     count = max(training.num_devices or training.batch_size for training in trainings)
     devices, flags = min(count, usable_cores()), os.environ.get("XLA_FLAGS", "")
     given = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    if count > 1 and _PATIENCE not in flags:
-        day = 24 * 3600
-        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}={day}".strip()
+    if count > 1:
+        for flag, value in ((_PATIENCE, 24 * 3600), (_CONCURRENT, "false")):
+            flags += "" if flag in flags else f" --{flag}={value}"
+        os.environ["XLA_FLAGS"] = flags.strip()
     if devices > 1 and given < 0 and _CPU_DEVICES not in flags:
         with contextlib.suppress(RuntimeError):  # jax has been used before
             jax.config.update("jax_num_cpu_devices", devices)
