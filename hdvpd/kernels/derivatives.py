@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hdvpd.basics.types import Array, Int
+
 
 def differentiable(
     forward: Callable[[Any, Any, Any], tuple[Any, Any]],
@@ -42,9 +44,9 @@ def differentiable(
 
 
 def by_chunks(
-    function: Callable[..., jax.Array],
+    function: Callable[..., Any],
     num_rows: int,
-    count: jax.Array,
+    count: Int[Array, ""],
     moving: tuple[Any, ...],
     fixed: Any,
 ) -> jax.Array:
