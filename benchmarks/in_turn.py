@@ -1,8 +1,9 @@
 """A training step of several clones of the project, a few steps of each in turn, in one run.
 
 A machine's hours can differ by more than what a change is worth. So every clone has a process, all
-are made ready first, and then one goes on for a few steps while the others wait. Ratios are to the
-first clone, round by round. With --one-core a single window is trained on one core: what devices
+are made ready first, and then one goes on for a few steps while the others wait. A process that has
+compiled its programs is slower than one that has loaded them, so all load, what a first start of
+each clone has kept on disk. Ratios are to the first clone, round by round. With --one-core a single window is trained on one core: what devices
 cost each other is then left out.
 
 Run: python benchmarks/in_turn.py OLD . [--experiment demo] [--data data/demo] [--rounds 12]
@@ -23,6 +24,7 @@ from hdvpd.commands.flags import read_flags
 from hdvpd.config.experiments import load_config
 from hdvpd.data.store import Dataset
 from hdvpd.data.windows import WindowIndex, read_window, stack_windows
+from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.training.parallel import make_layout, offer_cores
 from hdvpd.training.step import create_train_state, make_train_step
 
@@ -32,6 +34,7 @@ _ALONE = ["--train.batch-size", "1", "--train.num-devices", "1"]
 def answer(experiment: str, data: Path, steps: int, flags: list[str]) -> None:
     """Print the times of a few steps [ms] for every line that comes in."""
     config = load_config(experiment, read_flags(flags))
+    keep_programs()
     keep_freed_memory()
     offer_cores(config.train)
     dataset, length = Dataset(data), config.train.horizon + 2
@@ -76,17 +79,9 @@ def main() -> None:
         core = min(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {core})
         options += _ALONE
-    running = []
     for code in arguments.code:
-        running.append(
-            subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), *options],
-                env=os.environ | {"PYTHONPATH": str(code.resolve())}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )
-        )  # fmt: skip
-        if _line(running[-1]) != "ready":
-            raise SystemExit(f"{code} trains no step; its message is above.")
+        _start(code, options).communicate()
+    running = [_start(code, options) for code in arguments.code]
     rounds: list[list[list[float]]] = [[] for _ in running]
     for _ in range(arguments.rounds):
         for process, times in zip(running, rounds, strict=True):
@@ -105,6 +100,18 @@ def main() -> None:
         print(
             f"| {code} | {min(all_times):.1f} | {statistics.median(all_times):.1f} | {ratio:.3f} |"
         )
+
+
+def _start(code: Path, options: list[str]) -> subprocess.Popen[str]:
+    """Return a process of a clone that is ready."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), *options],
+        env=os.environ | {"PYTHONPATH": str(code.resolve())}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    if _line(process) != "ready":
+        raise SystemExit(f"{code} trains no step; its message is above.")
+    return process
 
 
 def _line(process: subprocess.Popen[str]) -> str:
