@@ -2,9 +2,9 @@
 
 A machine's hours can differ by more than what a change is worth. So every clone has a process, all
 are made ready first, and then one goes on for a few steps while the others wait. A process that has
-compiled its programs is slower than one that has loaded them, so all load, what a first start of
-each clone has kept on disk. Ratios are to the first clone, round by round. With --one-core a single window is trained on one core: what devices
-cost each other is then left out.
+compiled its programs is slower than one that has loaded them, so all load what a first start of
+each clone has kept on disk. Ratios are to the first clone, round by round. With --one-core a single
+window is trained on one core: what devices cost each other is then left out.
 
 Run: python benchmarks/in_turn.py OLD . [--experiment demo] [--data data/demo] [--rounds 12]
 """
