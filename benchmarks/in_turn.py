@@ -28,6 +28,7 @@ from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.training.parallel import make_layout, offer_cores
 from hdvpd.training.step import create_train_state, make_train_step
 
+# Of the project only what older clones have, too: each imports its own.
 _ALONE = ["--train.batch-size", "1", "--train.num-devices", "1"]
 
 

@@ -14,9 +14,10 @@ import scenes
 
 from hdvpd.basics.errors import UserError
 from hdvpd.basics.machine import usable_cores
+from hdvpd.config import TrainConfig
 from hdvpd.model import Model
 from hdvpd.training import step as step_module
-from hdvpd.training.parallel import make_layout, stated_bytes
+from hdvpd.training.parallel import make_layout, offer_cores, stated_bytes
 from hdvpd.training.step import create_train_state, make_train_step, make_validate
 
 CONFIG = scenes.tiny_config(model={"unet_channels": (8,)}, train={"batch_size": 4, "num_rays": 24})
@@ -156,6 +157,19 @@ def test_cores_are_offered_as_devices(asked, flags, seen):
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.split()) == (0, [str(seen)]), done.stderr
+
+
+def test_the_users_own_settings_of_xla_go_before(monkeypatch):
+    jax.devices()  # there are as many as there are from here on
+    own = "--xla_cpu_enable_concurrency_optimized_scheduler=true"
+    monkeypatch.setenv("XLA_FLAGS", own)
+    offer_cores(TrainConfig(num_devices=2))
+    first, second = os.environ["XLA_FLAGS"].split()
+    assert first == own
+    assert second.startswith("--xla_cpu_collective_call_terminate_timeout_seconds=")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    offer_cores(TrainConfig(num_devices=2))
+    assert "concurrency_optimized_scheduler=false" in os.environ["XLA_FLAGS"]
 
 
 @pytest.mark.soak
