@@ -5,8 +5,10 @@ follows from the machine's rate of matrix products and its copy bandwidth, both 
 run (`timing.machine_rates`), the time measured, and their ratio. A part takes at least the
 longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
-is written between layers. All programs are compiled first, beside each other; then parts are
+is written between layers. All programs are made ready first, beside each other; then parts are
 measured alone, in the order in which they run; what of a whole is not in its parts is its last row.
+Programs are loaded from disk, as by every start of a training but its first: another process
+compiles them before. With --first-start they are compiled here, which slows their process down.
 Samples out of reach of all particles are searched for and nothing else. With --processor, times are
 of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
@@ -27,6 +29,8 @@ import dataclasses
 import functools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -56,6 +60,7 @@ from hdvpd.dynamics.matching import match_distance
 from hdvpd.encoders.particles import subsample, visible_points
 from hdvpd.kernels.annular_sums import annular_sums
 from hdvpd.kernels.cores import share_cores
+from hdvpd.kernels.kept_programs import keep_programs
 from hdvpd.kernels.neighbors import Neighbors, knn
 from hdvpd.kernels.together import compiling_beside
 from hdvpd.model import Model
@@ -548,6 +553,26 @@ def read_batch(config: Config, data: str | None) -> tuple[Dataset, Batch]:
     return dataset, stack_windows([read_window(dataset, *w, length, config.data) for w in windows])
 
 
+def find_programs(*, compiling: bool, preparing: bool) -> str:
+    """Let programs be found on disk, and have another process compile them first.
+
+    Args:
+      compiling: here instead.
+      preparing: this is that process.
+
+    Returns:
+      What is said of the programs.
+    """
+    if compiling:
+        jax.config.update("jax_enable_compilation_cache", False)
+    else:
+        keep_programs()
+    kept = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if kept and not preparing:
+        subprocess.run([sys.executable, *sys.argv, "--prepare"], check=True)
+    return "loaded" if kept else "compiled"
+
+
 def main() -> None:
     """Print the tables and one JSON line, and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -556,7 +581,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--processor", action="store_true", help="time of the processor")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--first-start", action="store_true", help="compile programs here")
+    parser.add_argument("--prepare", action="store_true", help="keep programs on disk, no more")
     arguments, flags = parser.parse_known_args()
+    made = find_programs(compiling=arguments.first_start, preparing=arguments.prepare)
     smaller = SMALLER.get(arguments.experiment, [])
     config = load_config(arguments.experiment, read_flags([*smaller, *flags]))
     keep_freed_memory()  # as `hdvpd train` does
@@ -567,6 +595,8 @@ def main() -> None:
     repeats = arguments.repeats
     with compiling_beside() as compile_:
         programs = wholes(Bench(config, compile_), dataset, batch)
+    if arguments.prepare:
+        return
     settle_memory()
     first = machine_rates(2 * repeats, clock)
     devices = make_layout(config.train).mesh.size
@@ -589,6 +619,7 @@ def main() -> None:
     about = {
         "experiment": arguments.experiment,
         "changed": " ".join([*smaller, *flags]),
+        "programs": made,
         "clock": "processor" if arguments.processor else "wall",
         "device": jax.devices()[0].device_kind,
         "cores": len(os.sched_getaffinity(0)),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from hdvpd.kernels.vector_sums import interleaved, plus_product, repeated, sums_of_runs
 from hdvpd.kernels.vectors import (
     at_most,
     before,
@@ -157,3 +158,45 @@ def test_each_step_of_a_squared_length_is_rounded():
     squares(array, result)
     x, y, z = array * array
     np.testing.assert_array_equal(result[0], x + y + z)
+
+
+@njit
+def sums(array, result):
+    vectors = (
+        load(array, 0, 0, WIDTH), load(array, 1, 0, WIDTH), load(array, 2, 0, WIDTH),
+        load(array, 3, 0, WIDTH),
+    )  # fmt: skip
+    store(sums_of_runs(vectors, 4), result, 0, 0)
+    store(sums_of_runs(vectors, WIDTH), result, 1, 0)
+    store(sums_of_runs((vectors[2],), 8), result, 2, 0)
+    return sum_of_lanes(vectors[0]), sum_of_lanes(vectors[3])
+
+
+def test_sums_of_runs_are_those_of_their_numbers():
+    array, result = rows(4), np.zeros((3, WIDTH), np.float32)
+    ends = sums(array, result)
+    whole = np.float64(array[:, :WIDTH])
+    np.testing.assert_allclose(result[0], whole.reshape(-1, 4).sum(1), atol=1e-6)
+    np.testing.assert_allclose(result[1, :4], whole.sum(1), atol=1e-5)
+    np.testing.assert_allclose(result[2, :4], whole[2].reshape(-1, 8).sum(1), atol=1e-5)
+    assert (result[1, 0], result[1, 3]) == ends
+
+
+@njit
+def made(array, result):
+    one, other = load(array, 0, 0, NARROW), load(array, 1, 0, NARROW)
+    store(interleaved(one, other), result, 0, 0)
+    store(repeated(load(array, 0, 0, 8), 4), result, 1, 0)
+    store(plus_product(one, other, other), result, 2, 0)
+    store(plus_product(one, array[0, 1], other), result, 2, NARROW)
+
+
+def test_vectors_made_of_others():
+    array, result = rows(2), np.zeros((3, WIDTH), np.float32)
+    made(array, result)
+    one, other = array[:, :NARROW]
+    np.testing.assert_array_equal(result[0], np.stack([one, other], axis=1).reshape(-1))
+    np.testing.assert_array_equal(result[1], np.repeat(one[:8], 4))
+    # Of products that are not rounded before the sum.
+    exact = [np.float32(np.float64(one) + np.float64(x) * other) for x in (other, one[1])]
+    np.testing.assert_array_equal(result[2], np.concatenate(exact))

@@ -229,13 +229,13 @@ def test_host_kernels_do_not_depend_on_the_number_of_threads(small):
 # Features made by the kernel ----------------------------------------------------------------------
 
 
-def padded_walks(num_tokens, seed=0):
+def padded_walks(num_tokens, seed=0, hops=3):
     """Return all walks of three hops on a cloud of which some tokens are padding."""
     rng = np.random.default_rng(seed)
     positions = jnp.asarray(rng.normal(size=(num_tokens, 3)), jnp.float32)
     real = jnp.asarray(rng.random(num_tokens) < 0.8)
     found = knn(positions, positions, 3, mask=real, exclude_self=True)
-    return exact_walks(neighbor_graph(found, real, "host"), 3)
+    return exact_walks(neighbor_graph(found, real, "host"), hops)
 
 
 def projections(num_tokens, width, seed=0):
@@ -262,19 +262,25 @@ def relu_result_and_gradients(together, modulation, walks, bar):
     return result, *pull_back(bar)
 
 
-# One block and several, the last one not full; rows of whole vectors and not.
-@pytest.mark.parametrize(("num_tokens", "width"), [(24, 5), (150, 64), (200, 40)])
-def test_relu_features_and_their_gradients_equal_a_formula_in_float64(num_tokens, width):
-    walks, (together, bar) = padded_walks(num_tokens), projections(num_tokens, width)
-    found = relu_result_and_gradients(together, MODULATION, walks, bar)
+# One block and several, the last one not full; rows of whole vectors and not; hops as usual, more,
+# and fewer; entries that fill one vector or several.
+@pytest.mark.parametrize(
+    ("num_tokens", "width", "hops"),
+    [(24, 5, 3), (150, 64, 3), (200, 40, 3), (150, 24, 4), (100, 70, 1)],
+)
+def test_relu_features_and_their_gradients_equal_a_formula_in_float64(num_tokens, width, hops):
+    walks, (together, bar) = padded_walks(num_tokens, hops=hops), projections(num_tokens, width)
+    modulation = np.array([*MODULATION, 0.6], np.float32)[: hops + 1]
+    found = relu_result_and_gradients(together, modulation, walks, bar)
     nodes, loads = np.asarray(walks.nodes), np.asarray(walks.loads)
     with jax.enable_x64(True):
-        inputs = [jnp.asarray(x, jnp.float64) for x in (together, MODULATION)]
+        inputs = [jnp.asarray(x, jnp.float64) for x in (together, modulation)]
         result, pull_back = jax.vjp(
             lambda *x: of_projections(*x, nodes, jnp.asarray(loads, jnp.float64)), *inputs
         )
         expected = [np.asarray(x) for x in (result, *pull_back(jnp.asarray(bar, jnp.float64)))]
     assert (np.asarray(walks.num_entries) == 1).any()
+    assert (np.asarray(walks.num_entries) > 16).any() == (hops > 2 and num_tokens > 24)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
 

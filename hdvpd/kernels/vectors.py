@@ -36,13 +36,15 @@ _POWERS = (
 )  # fmt: skip
 
 
-class _Vector(types.Type):
+class Vector(types.Type):
+    """So many numbers of float32 as one value of compiled code."""
+
     def __init__(self, width: int):
         self.width = width
         super().__init__(name=f"float32 x {width}")
 
 
-@register_model(_Vector)
+@register_model(Vector)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any):
         super().__init__(manager, kind, ir.VectorType(_NUMBER, kind.width))
@@ -57,7 +59,7 @@ def everywhere(typing: Any, number: Any, width: Any) -> Any:
         del context
         return lanes.everywhere(builder, arguments[0], signature.return_type.width)
 
-    return _Vector(_constant(width))(types.float32, width), generate
+    return Vector(_constant(width))(types.float32, width), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -71,7 +73,7 @@ def load(typing: Any, rows: Any, row: Any, column: Any, width: Any) -> Any:
         return builder.load(_place(context, builder, kind, signature.args[0], *where), align=4)
 
     places = types.int64, types.int64
-    return _Vector(_constant(width))(_of_float32(rows), *places, width), generate
+    return Vector(_constant(width))(_of_float32(rows), *places, width), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -96,7 +98,7 @@ def load_before(typing: Any, end: Any, rows: Any, row: Any, column: Any, width: 
         return builder.load(found)
 
     arguments = types.int64, _of_float32(rows), types.int64, types.int64, width
-    return _Vector(_constant(width))(*arguments), generate
+    return Vector(_constant(width))(*arguments), generate
 
 
 @intrinsic
@@ -267,7 +269,7 @@ def within(typing: Any, vector: Any, bound: Any) -> Any:
         number, most = arguments
         kind = signature.return_type
         for sign, side in (("<", most), (">", builder.fneg(most))):
-            vector = isinstance(kind, _Vector)
+            vector = isinstance(kind, Vector)
             end = lanes.everywhere(builder, side, kind.width) if vector else side
             # What is no number stays so.
             number = builder.select(builder.fcmp_ordered(sign, end, number), end, number)
@@ -356,8 +358,8 @@ def _define(operation: Callable[..., Any], instruction: str) -> None:
         del context
 
         def result(left: Any, right: Any) -> Any:
-            vectors = {kind for kind in (left, right) if isinstance(kind, _Vector)}
-            others = {kind for kind in (left, right) if not isinstance(kind, _Vector)}
+            vectors = {kind for kind in (left, right) if isinstance(kind, Vector)}
+            others = {kind for kind in (left, right) if not isinstance(kind, Vector)}
             return vectors.pop() if len(vectors) == 1 and others <= {types.float32} else None
 
         return result
@@ -366,14 +368,14 @@ def _define(operation: Callable[..., Any], instruction: str) -> None:
         del context
         both = [
             value
-            if isinstance(kind, _Vector)
+            if isinstance(kind, Vector)
             else lanes.everywhere(builder, value, signature.return_type.width)
             for kind, value in zip(signature.args, arguments, strict=True)
         ]
         return getattr(builder, instruction)(*both, flags=_NO_SIGN)
 
     type_callable(operation)(choose)
-    for pair in ((_Vector, _Vector), (_Vector, types.float32), (types.float32, _Vector)):
+    for pair in ((Vector, Vector), (Vector, types.float32), (types.float32, Vector)):
         lower_builtin(operation, *pair)(generate)
 
 

@@ -6,7 +6,8 @@ read. Sums run in a fixed order whatever the number of threads, so results are r
 bit on one machine.
 
 Queries, keys and values are columns of arrays of rows, from one on: the first of three arrays, or
-thirds of one, as a dense layer leaves them beside each other. `_WIDTH` columns are one vector.
+thirds of one, as a dense layer leaves them beside each other. Some columns are one vector, and so
+are numbers of some entries (`walk_entries_host.py`).
 """
 
 from typing import no_type_check
@@ -15,7 +16,9 @@ import numpy as np
 from numba import prange
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
+from hdvpd.kernels.vector_sums import interleaved, plus_product
 from hdvpd.kernels.vectors import (
+    before,
     everywhere,
     larger,
     load,
@@ -25,10 +28,23 @@ from hdvpd.kernels.vectors import (
     sum_of_lanes,
     where_positive,
 )
+from hdvpd.kernels.walk_entries_host import (
+    CHANGES,
+    ENTRIES,
+    GAINS,
+    MASKS,
+    PULLS,
+    SIMILARITIES,
+    WEIGHTS,
+    WIDTH,
+    add_changes,
+    fill_in_masks,
+    multiply,
+    room_for,
+    take_changes,
+)  # fmt: skip
 
 _F = np.float32
-_WIDTH = 64
-"""Columns of a vector, several registers."""
 _BLOCK = 64
 """Tokens of a block."""
 _GIVEN = (_F(-np.inf), _F(1), _F(0))
@@ -152,61 +168,25 @@ def _relu(together, least):
     return (_F(0), scale, least), (0, width, 2 * width, width)
 
 
-@compiled_njit()
+@compiled_njit(inline="always")
 @no_type_check
 def _fill_in(features, query, token, first, end, row):
     """Fill in a query's features; return their product with what is added to a key's."""
     lowest, scale, least = features
     # What is no number stays so: it is not less than the floor.
-    floor, total = everywhere(lowest, _WIDTH), _F(0)
-    for column in range(0, end - first, _WIDTH):
-        scaled = larger(floor, load_before(end, query, token, first + column, _WIDTH)) * scale
+    floor, total = everywhere(lowest, WIDTH), _F(0)
+    for column in range(0, end - first, WIDTH):
+        scaled = larger(floor, load_before(end, query, token, first + column, WIDTH)) * scale
         total += sum_of_lanes(scaled)
         store(scaled + least, row, 0, column)
     return least * (total + least * _F(end - first))
 
 
-@compiled_njit()
-@no_type_check
-def _similarity(row, lowest, key, node, first, end):
-    """Return row . max(k, lowest)."""
-    floor, products = everywhere(lowest, _WIDTH), everywhere(_F(0), _WIDTH)
-    for column in range(0, end - first, _WIDTH):
-        features = larger(floor, load_before(end, key, node, first + column, _WIDTH))
-        products = products + load(row, 0, column, _WIDTH) * features
-    return sum_of_lanes(products)
-
-
-@compiled_njit()
-@no_type_check
-def _mask(modulation, loads, token, entry):
-    """Return sum_l f_l W^l of an entry of a token."""
-    mask = _F(0)
-    for hop in range(modulation.shape[0]):
-        mask += modulation[hop] * loads[token, entry, hop]
-    return mask
-
-
-@compiled_njit()
+@compiled_njit(inline="always")
 @no_type_check
 def _row_of(width):
     """Return room for one row of so many columns, in whole vectors, all zero."""
-    return np.zeros((1, -(-width // _WIDTH) * _WIDTH), np.float32)
-
-
-@compiled_njit()
-@no_type_check
-def _weigh(features, columns, query, key, modulation, nodes, loads, number, token, row, weights):
-    """Fill in the weights of a token's entries; return their sum."""
-    q, k, _, width = columns
-    offset = _fill_in(features, query, token, q, q + width, row)
-    total = _F(0)
-    for entry in range(number):
-        node = nodes[token, entry]
-        similarity = _similarity(row, features[0], key, node, k, k + width) + offset
-        weights[entry] = _mask(modulation, loads, token, entry) * similarity
-        total += weights[entry]
-    return total
+    return np.zeros((1, -(-width // WIDTH) * WIDTH), np.float32)
 
 
 @exact_parallel_njit()
@@ -230,58 +210,69 @@ def _forward(
       normalizer: (t,).
     """
     tokens = out.shape[0]
+    flat = loads.reshape(tokens, loads.shape[1] * loads.shape[2])
     for block in prange((tokens + _BLOCK - 1) // _BLOCK):
-        row, weights = _row_of(columns[3]), np.empty(nodes.shape[1], np.float32)
+        row, room = _row_of(columns[3]), room_for(nodes.shape[1], modulation)
         for token in range(block * _BLOCK, min((block + 1) * _BLOCK, tokens)):
             number = num_entries[token]
-            total = _weigh(
-                features, columns, query, key, modulation, nodes, loads, number, token, row, weights
-            )
+            offset = _fill_in(features, query, token, columns[0], columns[0] + columns[3], row)
+            multiply(
+                row, 0, columns[3], features[0], key, columns[1], nodes, token, number, room,
+                SIMILARITIES,
+            )  # fmt: skip
+            fill_in_masks(modulation, flat, token, number, room)
+            sums = everywhere(_F(0), ENTRIES)
+            for first in range(0, number, ENTRIES):
+                similarities = load(room, SIMILARITIES, first, ENTRIES) + offset
+                weights = before(number, load(room, MASKS, first, ENTRIES) * similarities, first)
+                store(weights, room, WEIGHTS, first)
+                sums = sums + weights
+            total = sum_of_lanes(sums)
             normalizer[token] = total
-            _mean(weights, number, total, value, columns[2], nodes, token, out)
+            _mean(room, number, total, value, columns[2], nodes, token, out)
 
 
-@compiled_njit()
+@compiled_njit(inline="always")
 @no_type_check
-def _mean(weights, number, total, value, first, nodes, token, out):
+def _mean(room, number, total, value, first, nodes, token, out):
     """Fill in sum_e w_e v_e / total."""
     channels = out.shape[1]
-    for column in range(0, channels, _WIDTH):
-        found = everywhere(_F(0), _WIDTH)
+    for column in range(0, channels, WIDTH):
+        found = everywhere(_F(0), WIDTH)
         for entry in range(number):
             node = nodes[token, entry]
-            values = load_before(first + channels, value, node, first + column, _WIDTH)
-            found = found + weights[entry] * values
+            values = load_before(first + channels, value, node, first + column, WIDTH)
+            found = plus_product(found, room[WEIGHTS, entry], values)
         store_before(channels, found / total, out, token, column)
 
 
-@compiled_njit()
+@compiled_njit(inline="always")
 @no_type_check
-def _product(rows, row, others, other, first, channels):
-    """Return the product of a row with a part of another one."""
-    products = everywhere(_F(0), _WIDTH)
-    for column in range(0, channels, _WIDTH):
-        values = load_before(first + channels, others, other, first + column, _WIDTH)
-        products = products + load_before(channels, rows, row, column, _WIDTH) * values
+def _product(rows, row, others, other, channels):
+    """Return the product of two rows."""
+    products = everywhere(_F(0), WIDTH)
+    for column in range(0, channels, WIDTH):
+        values = load_before(channels, others, other, column, WIDTH)
+        products = products + load_before(channels, rows, row, column, WIDTH) * values
     return sum_of_lanes(products)
 
 
-@compiled_njit()
+@compiled_njit(inline="always")
 @no_type_check
-def _pull_on_query(features, columns, query, key, nodes, number, token, pulls, query_bar):
+def _pull_on_query(features, columns, query, key, nodes, number, token, room, query_bar):
     """Fill in the cotangent of a query from those of its products with keys, scaled."""
     q, k, _, width = columns
     lowest, _, least = features
-    floor, total = everywhere(lowest, _WIDTH), _F(0)
+    floor, total = everywhere(lowest, WIDTH), _F(0)
     for entry in range(number):
-        total += pulls[entry]
-    for column in range(0, width, _WIDTH):
-        found = everywhere(least * total, _WIDTH)
+        total += room[PULLS, entry]
+    for column in range(0, width, WIDTH):
+        found = everywhere(least * total, WIDTH)
         for entry in range(number):
             node = nodes[token, entry]
-            keys = larger(floor, load_before(k + width, key, node, k + column, _WIDTH))
-            found = found + pulls[entry] * keys
-        passed = load_before(q + width, query, token, q + column, _WIDTH) - floor
+            keys = larger(floor, load_before(k + width, key, node, k + column, WIDTH))
+            found = plus_product(found, room[PULLS, entry], keys)
+        passed = load_before(q + width, query, token, q + column, WIDTH) - floor
         found = where_positive(passed, found)
         store_before(q + width, found, query_bar, token, q + column)
 
@@ -293,33 +284,38 @@ def _backward_rows(
     out_bar, query_bar, coefficients, modulation_bars,
 ):  # fmt: skip
     tokens, channels = out.shape
+    flat = loads.reshape(tokens, loads.shape[1] * loads.shape[2])
     for block in prange(modulation_bars.shape[0]):
-        row = _row_of(columns[3])
-        pulls = np.empty(nodes.shape[1], np.float32)
-        for hop in range(modulation.shape[0]):
-            modulation_bars[block, hop] = _F(0)
+        row, room = _row_of(columns[3]), room_for(nodes.shape[1], modulation)
         for token in range(block * _BLOCK, min((block + 1) * _BLOCK, tokens)):
             number = num_entries[token]
             offset = _fill_in(features, query, token, columns[0], columns[0] + columns[3], row)
-            shift = _product(out_bar, token, out, token, 0, channels)
+            shift = _product(out_bar, token, out, token, channels)
             share = _F(1) / normalizer[token]
-            for entry in range(number):
-                node = nodes[token, entry]
+            multiply(
+                out_bar, token, channels, _GIVEN[0], value, columns[2], nodes, token, number, room,
+                GAINS,
+            )  # fmt: skip
+            multiply(
+                row, 0, columns[3], features[0], key, columns[1], nodes, token, number, room,
+                SIMILARITIES,
+            )  # fmt: skip
+            fill_in_masks(modulation, flat, token, number, room)
+            for first in range(0, number, ENTRIES):
                 # With out = sum_e w_e v_e / sum_e w_e, the cotangent of w_e is
                 # out_bar . (v_e - out) / sum_e w_e.
-                gain = _product(out_bar, token, value, node, columns[2], channels)
-                weight_bar = (gain - shift) * share
-                similarity = offset + _similarity(
-                    row, features[0], key, node, columns[1], columns[1] + columns[3]
-                )
-                for hop in range(modulation.shape[0]):
-                    change = weight_bar * similarity * loads[token, entry, hop]
-                    modulation_bars[block, hop] += change
-                mask = _mask(modulation, loads, token, entry)
-                pulls[entry] = weight_bar * mask * features[1]
-                coefficients[token, entry, 0] = pulls[entry]
-                coefficients[token, entry, 1] = mask * similarity * share
-            _pull_on_query(features, columns, query, key, nodes, number, token, pulls, query_bar)
+                gains = (load(room, GAINS, first, ENTRIES) - shift) * share
+                weight_bars = before(number, gains, first)
+                similarities = load(room, SIMILARITIES, first, ENTRIES) + offset
+                masks = load(room, MASKS, first, ENTRIES)
+                store(weight_bars * similarities, room, CHANGES, first)
+                pulls = weight_bars * masks * features[1]
+                store(pulls, room, PULLS, first)
+                both = interleaved(pulls, masks * similarities * share)
+                store_before(2 * nodes.shape[1], both, coefficients, token, 2 * first)
+            add_changes(modulation, flat, token, number, room)
+            _pull_on_query(features, columns, query, key, nodes, number, token, room, query_bar)
+        take_changes(modulation, room, block, modulation_bars)
 
 
 @compiled_njit()
@@ -330,18 +326,19 @@ def _pull_on_key(features, columns, query, key, entries, coefficients, out_bar, 
     lowest, scale, least = features
     key_bar, value_bar = bars
     channels = out_bar.shape[1]
-    floor, total = everywhere(lowest, _WIDTH), _F(0)
+    floor, total = everywhere(lowest, WIDTH), _F(0)
     for place in asked:
         total += coefficients[place, 0]
-    for column in range(0, max(width, channels), _WIDTH):
-        keys, values = everywhere(least / scale * total, _WIDTH), everywhere(_F(0), _WIDTH)
+    for column in range(0, max(width, channels), WIDTH):
+        keys, values = everywhere(least / scale * total, WIDTH), everywhere(_F(0), WIDTH)
         for place in asked:
-            token = place // entries
-            queries = larger(floor, load_before(q + width, query, token, q + column, _WIDTH))
-            keys = keys + coefficients[place, 0] * queries
-            bar = load_before(channels, out_bar, token, column, _WIDTH)
-            values = values + coefficients[place, 1] * bar
-        passed = load_before(k + width, key, node, k + column, _WIDTH) - floor
+            # Processors divide numbers of 32 bits sooner.
+            token = np.int64(np.uint32(place) // np.uint32(entries))
+            queries = larger(floor, load_before(q + width, query, token, q + column, WIDTH))
+            keys = plus_product(keys, coefficients[place, 0], queries)
+            bar = load_before(channels, out_bar, token, column, WIDTH)
+            values = plus_product(values, coefficients[place, 1], bar)
+        passed = load_before(k + width, key, node, k + column, WIDTH) - floor
         store_before(k + width, where_positive(passed, keys), key_bar, node, k + column)
         store_before(v + channels, values, value_bar, node, v + column)
 
@@ -368,17 +365,17 @@ def _backward(
     query, key, value = rows
     tokens, entries = nodes.shape
     # Per entry the cotangent of q . k and the weight, side by side: columns read both at once.
-    coefficients = np.empty((tokens, entries, 2), np.float32)
+    coefficients = np.empty((tokens, 2 * entries), np.float32)
     blocks = (tokens + _BLOCK - 1) // _BLOCK
     modulation_bars = np.empty((blocks, modulation.shape[0]), np.float32)
     _backward_rows(
         features, columns, query, key, value, modulation, nodes, loads, num_entries, out,
         normalizer, out_bar, bars[0], coefficients, modulation_bars,
     )  # fmt: skip
+    pairs = coefficients.reshape(tokens * entries, 2)
     _backward_columns(
-        features, columns, query, key, entries, coefficients.reshape(-1, 2), out_bar, incoming,
-        offsets, bars[1:],
-    )  # fmt: skip
+        features, columns, query, key, entries, pairs, out_bar, incoming, offsets, bars[1:]
+    )
     for hop in range(modulation.shape[0]):
         total = 0.0
         for block in range(blocks):
