@@ -95,7 +95,8 @@ def interleaved(typing: Any, one: Any, other: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context, signature
-        return _picked(builder, *arguments, places)
+        one, other = arguments
+        return _picked(builder, one, other, places)
 
     return Vector(len(places))(one, other), generate
 
