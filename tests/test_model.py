@@ -18,7 +18,7 @@ from hdvpd.basics.layers import Keys
 from hdvpd.model import Model
 from hdvpd.model.images import render_image
 from hdvpd.model.losses import patch_structure, ray_depth_l1
-from hdvpd.model.rays import sample_rays
+from hdvpd.model.rays import _running_sums, sample_rays
 
 HEIGHT, WIDTH = 12, 16
 CONFIG = scenes.tiny_config()
@@ -544,3 +544,10 @@ def test_loss_of_bfloat16_products_is_near_that_of_float32(batch, key):
     assert rounded.dtype == jnp.float32
     assert (rounded != value).any()
     np.testing.assert_allclose(rounded, value, rtol=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 32, 100, 3000])
+def test_running_sums_are_those_of_numpy(count):
+    weights = np.random.default_rng(0).choice([1.0, 4.0], size=(2, count)).astype(np.float32)
+    # Sums of whole numbers are exact.
+    np.testing.assert_array_equal(_running_sums(weights), np.cumsum(np.float64(weights), axis=1))

@@ -96,10 +96,12 @@ def near_robot(
         centimetres apart [m].
       distance_m: that is near.
     """
+    # Axis by axis: of an axis of three, XLA makes no vector code.
+    places = [points[..., k] for k in range(3)]
 
     def closer(nearest: Array, point: Array) -> tuple[Array, None]:
-        apart = jnp.sum((points - point[..., None, None, None, :]) ** 2, axis=-1)
-        return jnp.minimum(nearest, apart), None
+        offsets = [x - point[..., k, None, None, None] for k, x in enumerate(places)]
+        return jnp.minimum(nearest, sum(x**2 for x in offsets)), None
 
     start = jnp.full(valid.shape, jnp.inf)
     nearest, _ = jax.lax.scan(closer, start, jnp.moveaxis(robot[..., ::4, :], -2, 0))

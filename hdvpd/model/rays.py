@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from hdvpd.basics.geometry import rays_through
+from hdvpd.basics.geometry import EXACT, rays_through
 from hdvpd.basics.types import (
     Array,
     Bool,
@@ -19,6 +19,8 @@ from hdvpd.basics.types import (
 
 # A pixel counts as moving if a channel changed by more than this since the last observed frame.
 _MOVING_THRESHOLD = 0.1
+# Numbers whose running sums are one product.
+_ROW = 32
 
 
 def sample_rays(
@@ -53,7 +55,9 @@ def sample_rays(
     if moving_ray_weight == 1:  # without sums over all pixels, which XLA would fold for seconds
         weights = None
     else:
-        moving = (jnp.abs(target[..., :3] - last_observed) > _MOVING_THRESHOLD).any(-1)
+        # Channel by channel: of an axis of three, XLA makes no vector code.
+        changes = [jnp.abs(target[..., k] - last_observed[..., k]) for k in range(3)]
+        moving = jnp.maximum(jnp.maximum(*changes[:2]), changes[2]) > _MOVING_THRESHOLD
         moving = moving if near is None else moving | near
         weights = jnp.where(moving, moving_ray_weight, 1.0)
     *batch, _, height, width, _ = target.shape
@@ -146,8 +150,18 @@ def pixels_of(seen: Rendering, supersample: int) -> Rendering:
 
 def _draw(weights: Float[Array, "s a"], count: int, key: PRNGKey) -> Int[Array, "s r"]:
     """Draw indices with replacement, with probabilities proportional to weights."""
-    cdf = jnp.cumsum(weights, axis=-1)
+    cdf = _running_sums(weights)
     uniform = jax.random.uniform(key, (*weights.shape[:-1], count)) * cdf[..., -1:]
     find = jax.vmap(lambda c, u: jnp.searchsorted(c, u, side="right"))
     # Rounding may put the largest draw at the end of the distribution.
     return jnp.minimum(find(cdf, uniform), weights.shape[-1] - 1).astype(jnp.int32)
+
+
+def _running_sums(x: Float[Array, "s a"]) -> Float[JaxArray, "s a"]:
+    """Return `jnp.cumsum` along the second axis, which XLA computes in windows that overlap."""
+    steps, count = x.shape
+    rows = jnp.pad(x, ((0, 0), (0, -count % _ROW))).reshape(steps, -1, _ROW)
+    inside = jnp.matmul(rows, jnp.triu(jnp.ones((_ROW, _ROW))), precision=EXACT)
+    ends = inside[..., -1]
+    sums = inside + (jnp.cumsum(ends, axis=1) - ends)[..., None]
+    return sums.reshape(steps, -1)[:, :count]
