@@ -134,7 +134,7 @@ def _store(builder: Any, values: Any, place: Any, there: Any) -> None:
 
 # Rows and columns of a tile, as many as registers hold: each sum waits for the one before it, so
 # several have to be on their way.
-_SHAPES = ((6, 64), (12, 32), (8, 16)) if _wide() else ((6, 16), (6, 16), (6, 16))
+_SHAPES = ((6, 64), (12, 32), (16, 16)) if _wide() else ((6, 16), (6, 16), (6, 16))
 _wide_strip, _middle_strip, _narrow_strip = (_strip(*shape) for shape in _SHAPES)
 # Rows of two blocks of which a strip's products are added up at once: they stay in the first cache.
 _AT_ONCE = 128

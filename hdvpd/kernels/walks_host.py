@@ -10,7 +10,7 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit, group_by
+from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
 
 _TABLES = 16
 """Parts of the tokens, each with a table of all nodes."""
@@ -136,17 +136,24 @@ def _merge(listed, shares, hops, token, places, nodes, loads):
 
 @compiled_njit()
 @no_type_check
-def _used(nodes: np.ndarray, num_entries: np.ndarray) -> np.ndarray:
-    used = np.zeros(nodes.shape, np.bool_)
-    for row in range(len(nodes)):
-        used[row, : num_entries[row]] = True
-    return used
-
-
-@compiled_njit()
-@no_type_check
 def order(
     nodes: np.ndarray, num_entries: np.ndarray, incoming: np.ndarray, incoming_offsets: np.ndarray
 ) -> None:
-    """Fill in the order of used entries by node, which gradients alone ask for."""
-    group_by(nodes, _used(nodes, num_entries), incoming, incoming_offsets)
+    """Fill in the order of used entries by node, which gradients alone ask for.
+
+    By counting, as `compiled.group_by` does for any slots.
+    """
+    num_rows, width = nodes.shape
+    incoming_offsets[:] = 0
+    for row in range(num_rows):
+        for column in range(num_entries[row]):
+            incoming_offsets[nodes[row, column] + 1] += 1
+    for node in range(len(incoming_offsets) - 1):
+        incoming_offsets[node + 1] += incoming_offsets[node]
+    position = incoming_offsets[:-1].copy()
+    incoming[incoming_offsets[-1] :] = 0
+    for row in range(num_rows):
+        for column in range(num_entries[row]):
+            node = nodes[row, column]
+            incoming[position[node]] = row * width + column
+            position[node] += 1
