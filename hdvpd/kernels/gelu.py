@@ -10,6 +10,7 @@ from typing import no_type_check
 import numpy as np
 
 from hdvpd.kernels.compiled import inlined_njit
+from hdvpd.kernels.vector_sums import plus_product
 from hdvpd.kernels.vectors import within
 
 _F = np.float32
@@ -38,8 +39,10 @@ def tanh(x):
     """Return tanh of a number or vector."""
     x = within(x, _LARGEST)
     y = x * x
-    p = _P1 + y * (_P3 + y * (_P5 + y * (_P7 + y * (_P9 + y * (_P11 + y * _P13)))))
-    return x * p / (_Q0 + y * (_Q2 + y * (_Q4 + y * _Q6)))
+    p = plus_product(_P9, y, plus_product(_P11, y, _P13))
+    p = plus_product(_P3, y, plus_product(_P5, y, plus_product(_P7, y, p)))
+    q = plus_product(_Q2, y, plus_product(_Q4, y, _Q6))
+    return x * plus_product(_P1, y, p) / plus_product(_Q0, y, q)
 
 
 @inlined_njit()
@@ -47,7 +50,7 @@ def tanh(x):
 def gelu(x):
     """Return GELU of a number or vector."""
     half = _HALF * x
-    return half + half * tanh(x * (_SCALE + _CUBE * (x * x)))
+    return plus_product(half, half, tanh(x * plus_product(_SCALE, _CUBE, x * x)))
 
 
 @inlined_njit()
@@ -62,6 +65,7 @@ def gelu_slope(x):
 def gelu_and_slope(x):
     """Return GELU and its derivative."""
     square, half = x * x, _HALF * x
-    bent = tanh(x * (_SCALE + _CUBE * square))
-    inner = _SCALE + _THREE * square
-    return half + half * bent, _HALF + _HALF * bent + half * (_ONE - bent * bent) * inner
+    bent = tanh(x * plus_product(_SCALE, _CUBE, square))
+    inner = half * plus_product(_SCALE, _THREE, square)
+    slope = plus_product(plus_product(_HALF, _HALF, bent), _ONE - bent * bent, inner)
+    return plus_product(half, half, bent), slope

@@ -25,6 +25,7 @@ from hdvpd.kernels.small_products import (
     product,
     transposed,
 )
+from hdvpd.kernels.vector_sums import plus_product
 from hdvpd.kernels.vectors import (
     everywhere,
     load_before,
@@ -316,7 +317,8 @@ def _divided_queries(qkv, least, total, next_rows, queries, inverses):
             for column in range(0, width, _WIDTH):
                 query = load_before(end, qkv, row, first + column, _WIDTH)
                 query = where_positive(query, query) * scale + little
-                products = products + query * load_before(width, total, head, column, _WIDTH)
+                here = load_before(width, total, head, column, _WIDTH)
+                products = plus_product(products, query, here)
                 store_before(end, query, queries, row, first + column)
             normalizer = sum_of_lanes(products)
             inverse = np.float32(1) / (normalizer if normalizer > 0 else np.float32(1))
@@ -350,7 +352,8 @@ def _undo_queries(queries, inverses, bar, total, qkv, total_bar, qkv_bar):
             products = everywhere(np.float32(0), _WIDTH)
             for column in range(first, end, _WIDTH):
                 query = load_before(end, queries, row, column, _WIDTH)
-                products = products + query * load_before(end, bar, row, column, _WIDTH)
+                here = load_before(end, bar, row, column, _WIDTH)
+                products = plus_product(products, query, here)
             product = everywhere(sum_of_lanes(products), _WIDTH)
             factor = everywhere(scale * inverses[row, head], _WIDTH)
             for column in range(0, width, _WIDTH):

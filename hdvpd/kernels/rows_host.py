@@ -9,6 +9,7 @@ import numpy as np
 
 from hdvpd.kernels.compiled import SLAB, fast_njit
 from hdvpd.kernels.gelu import gelu, gelu_and_slope
+from hdvpd.kernels.vector_sums import plus_product
 from hdvpd.kernels.vectors import (
     before,
     bring_near,
@@ -76,7 +77,7 @@ def normalize(x, epsilon, normed, factors, coming):
         for column in range(0, columns, _WIDTH):
             beside = load_before(columns, x, row, column, _WIDTH) - mean
             beside = before(columns, beside, column)
-            squares = squares + beside * beside
+            squares = plus_product(squares, beside, beside)
         factor = _ONE / np.sqrt(sum_of_lanes(squares) / count + epsilon)
         factors[row] = factor
         for column in range(0, columns, _WIDTH):
@@ -102,11 +103,12 @@ def undo_normalize(normed, factors, residual_bar, bar):
         for column in range(0, columns, _WIDTH):
             here = load_before(columns, bar, row, column, _WIDTH)
             sums = sums + here
-            products = products + here * load_before(columns, normed, row, column, _WIDTH)
+            there = load_before(columns, normed, row, column, _WIDTH)
+            products = plus_product(products, here, there)
         mean, along = sum_of_lanes(sums) / count, sum_of_lanes(products) / count
         for column in range(0, columns, _WIDTH):
             here = load_before(columns, bar, row, column, _WIDTH) - mean
-            here = here - load_before(columns, normed, row, column, _WIDTH) * along
+            here = plus_product(here, -along, load_before(columns, normed, row, column, _WIDTH))
             here = here * factors[row]
             if some:
                 here = here + load_before(columns, residual_bar, row, column, _WIDTH)

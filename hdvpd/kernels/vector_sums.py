@@ -56,22 +56,24 @@ def _add_halves(builder: Any, one: Any, other: Any | None, run: int) -> Any:
 
 @intrinsic
 def plus_product(typing: Any, total: Any, factor: Any, other: Any) -> Any:
-    """Return total + factor * other, rounded once; the factor is a number or a vector."""
+    """Return total + factor * other, rounded once, of vectors or numbers."""
     del typing
+    result = next((x for x in (total, factor, other) if isinstance(x, Vector)), types.float32)
+    taken = [x if isinstance(x, Vector) else types.float32 for x in (total, factor, other)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context
-        total, factor, other = arguments
-        kind = total.type
-        if not isinstance(signature.args[1], Vector):
-            factor = lanes.everywhere(builder, factor, kind.count)
-        name = f"llvm.fma.v{kind.count}f32"
+        kind = context.get_value_type(result)
+        total, factor, other = (
+            lanes.everywhere(builder, value, kind.count) if has != result else value
+            for value, has in zip(arguments, signature.args, strict=True)
+        )
+        name = f"llvm.fma.v{kind.count}f32" if isinstance(result, Vector) else "llvm.fma.f32"
         fused = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(kind, [kind] * 3), name
         )
         return builder.call(fused, (factor, other, total))
 
-    return total(total, factor, other), generate
+    return result(*taken), generate
 
 
 @intrinsic(prefer_literal=True)
