@@ -5,10 +5,11 @@ follows from the machine's rate of matrix products and its copy bandwidth, both 
 run (`timing.machine_rates`), the time measured, and their ratio. A part takes at least the
 longer of operations / rate and bytes / bandwidth, and a sum of parts the sum of theirs. Nothing is
 counted for what an implementation adds: what is computed again by rematerialisation, padding, what
-is written between layers. All programs are made ready first, beside each other; then parts are
-measured alone, in the order in which they run; what of a whole is not in its parts is its last row.
-Programs are loaded from disk, as by every start of a training but its first: another process
-compiles them before. With --first-start they are compiled here, which slows their process down.
+is written between layers. The training step is made ready and measured first, with nothing else in
+memory; then all other programs are, beside each other, and are measured alone, in the order in
+which they run; what of a whole is not in its parts is its last row. Programs are loaded from disk,
+as by every start of a training but its first: another process compiles them before. With
+--first-start they are compiled here, which slows their process down.
 Samples out of reach of all particles are searched for and nothing else. With --processor, times are
 of the processor instead of the clock: on one core
 (`taskset -c 0 ...`) they are those of a machine without other work.
@@ -415,15 +416,12 @@ def times(parts: Iterable[Part], calls: float) -> list[Part]:
     return [dataclasses.replace(part, calls=calls * part.calls) for part in parts]
 
 
-def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list[Part], Call]]:
-    """Return the parts and the whole of a training step, a rollout step and an image."""
+def training_step(bench: Bench, dataset: Dataset, batch: Batch) -> Call:
+    """Start to compile a training step, each of which goes on from the one before."""
     config = bench.config
-    scene = dataset.scene_spec(config.data)
-    graphdef, state = create_train_state(config, scene)
-    params = jax.tree.map(jnp.copy, state.params)
-    model, key = merge_model(graphdef, params), jax.random.key(0)
+    graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
     step, layout = make_train_step(config, graphdef), make_layout(config.train)
-    placed = layout.place_batch(batch), layout.place_everywhere(key)
+    placed = layout.place_batch(batch), layout.place_everywhere(jax.random.key(0))
     state = layout.place_state(state)
     program = bench.compile_(cast(Wrapped, step).lower(state, *placed))
 
@@ -432,6 +430,17 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
         state, metrics = program.result()(state, *placed)
         return metrics
 
+    return train
+
+
+def others(
+    bench: Bench, dataset: Dataset, batch: Batch
+) -> tuple[list[Part], dict[str, tuple[list[Part], Call]]]:
+    """Return a training step's parts; the parts and the whole of a rollout step and an image."""
+    config = bench.config
+    graphdef, state = create_train_state(config, dataset.scene_spec(config.data))
+    params = state.params
+    model, key = merge_model(graphdef, params), jax.random.key(0)
     frames, robot = jax.tree.map(lambda x: x[0], (batch.frames, batch.robot))
     poses = jax.tree.map(lambda x: x[:3], robot)
     observed = jax.tree.map(lambda x: x[:2], (frames, robot))
@@ -468,8 +477,7 @@ def wholes(bench: Bench, dataset: Dataset, batch: Batch) -> dict[str, tuple[list
     chunk = min(config.render.chunk_rays, shape[0] * shape[1])
     every = rays.z_scale.shape[0] // chunk
     spread = jax.tree.map(lambda x: x[::every][:chunk], rays)
-    return {
-        TRAINING: (trained, train),
+    return trained, {
         "rollout step": (predicting, bench.call(roll, *clouds)),
         "image": (
             times(
@@ -488,22 +496,13 @@ def _rays(frames: Any, config: Config) -> Rays:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rays)
 
 
-def time_all(
-    parts: list[Part],
-    whole: Call,
-    *,
-    training: bool,
-    devices: int,
-    repeats: int,
-    clock: Callable[[], float],
-) -> tuple["Timed", float]:
-    """Time a whole, on so many devices, and each of its parts, on one."""
-    share_cores(devices)
-    seconds = best_of(whole, repeats=repeats, clock=clock)
-    share_cores(1)
+def time_parts(
+    parts: list[Part], *, training: bool, repeats: int, clock: Callable[[], float]
+) -> "Timed":
+    """Time each part, on one device."""
     calls = [part.both if training else part.forward for part in parts]
     once = [best_of(call, repeats=repeats, clock=clock) for call in calls]
-    return list(zip(parts, once, strict=True)), seconds
+    return list(zip(parts, once, strict=True))
 
 
 Timed = list[tuple[Part, float]]
@@ -593,23 +592,24 @@ def main() -> None:
     batch = jax.tree.map(jnp.asarray, batch)
     clock = time.process_time if arguments.processor else time.perf_counter
     repeats = arguments.repeats
+    # Before anything else is in memory, as in a training.
     with compiling_beside() as compile_:
-        programs = wholes(Bench(config, compile_), dataset, batch)
+        train = training_step(Bench(config, compile_), dataset, batch)
+    settle_memory()
+    first = machine_rates(2 * repeats, clock)
+    share_cores(make_layout(config.train).mesh.size)
+    took = 0.0 if arguments.prepare else best_of(train, repeats=repeats, clock=clock)
+    share_cores(1)
+    with compiling_beside() as compile_:
+        trained, programs = others(Bench(config, compile_), dataset, batch)
     if arguments.prepare:
         return
     settle_memory()
-    first = machine_rates(2 * repeats, clock)
-    devices = make_layout(config.train).mesh.size
-    measured = {
-        name: time_all(
-            *whole,
-            training=name == TRAINING,
-            devices=devices if name == TRAINING else 1,
-            repeats=repeats,
-            clock=clock,
-        )
-        for name, whole in programs.items()
-    }
+    timed = functools.partial(time_parts, repeats=repeats, clock=clock)
+    measured = {TRAINING: (timed(trained, training=True), took)}
+    for name, (parts, whole) in programs.items():
+        took = best_of(whole, repeats=repeats, clock=clock)
+        measured[name] = timed(parts, training=False), took
     again = machine_rates(2 * repeats, clock)
     rate, bandwidth = map(max, zip(first, again, strict=True))
     tables = {
