@@ -12,8 +12,8 @@ from numba import prange
 
 from hdvpd.kernels.compiled import compiled_njit, exact_parallel_njit
 
-_TABLES = 16
-"""Parts of the tokens, each with a table of all nodes."""
+_TABLES, _MORE, _MANY = 16, 64, 2**15
+"""Parts of the tokens, each with a table of all nodes; more for so many tokens."""
 
 
 @compiled_njit()
@@ -53,10 +53,11 @@ def follow(
     """
     num_tokens = neighbors.shape[0]
     width, num_hops = nodes.shape[1], loads.shape[2] - 1
-    for table in prange(_TABLES):
+    tables = _TABLES if num_tokens < _MANY else _MORE
+    for table in prange(tables):
         places = _table(num_tokens)
         walkers, carried = np.empty(width, np.int32), np.empty(width, np.float32)
-        start, end = table * num_tokens // _TABLES, (table + 1) * num_tokens // _TABLES
+        start, end = table * num_tokens // tables, (table + 1) * num_tokens // tables
         for token in range(start, end):
             num_entries[token] = _follow(
                 neighbors, weights, token, num_hops, walkers, carried, places, nodes, loads
@@ -113,9 +114,10 @@ def merge(
     the hop `hops` (e,); entries without load are dropped.
     """
     num_tokens = listed.shape[0]
-    for table in prange(_TABLES):
+    tables = _TABLES if num_tokens < _MANY else _MORE
+    for table in prange(tables):
         places = _table(num_tokens)
-        start, end = table * num_tokens // _TABLES, (table + 1) * num_tokens // _TABLES
+        start, end = table * num_tokens // tables, (table + 1) * num_tokens // tables
         for token in range(start, end):
             num_entries[token] = _merge(listed, shares, hops, token, places, nodes, loads)
 
