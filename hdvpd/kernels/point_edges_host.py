@@ -11,12 +11,13 @@ from typing import no_type_check
 import numpy as np
 from numba import prange
 
-from hdvpd.kernels.compiled import add_parts, clear, compiled_njit, exact_parallel_njit
+from hdvpd.kernels.compiled import add_parts, aligned, clear, compiled_njit, exact_parallel_njit
 from hdvpd.kernels.small_products import (
     add_transposed_product,
     product,
     transposed,
 )
+from hdvpd.kernels.vector_sums import plus_product, sums_of_runs
 from hdvpd.kernels.vectors import (
     everywhere,
     larger,
@@ -96,8 +97,8 @@ def forward(
     for part in prange(parts):
         last = (part + 1) * count // parts
         nodes = np.empty(width * _AT_ONCE, np.int32)
-        edges = np.empty((_NUMBERS, width * _AT_ONCE), np.float32)
-        hidden = np.empty((width * _AT_ONCE, WIDTH), np.float32)
+        edges = aligned((_NUMBERS, width * _AT_ONCE))
+        hidden = aligned((width * _AT_ONCE, WIDTH))
         for begin in range(part * count // parts, last, _AT_ONCE):
             end = min(begin + _AT_ONCE, last)
             _look(points, positions, near, measures, begin, end, nodes, edges)
@@ -130,16 +131,16 @@ def backward(
     count, width = near.shape
     parts = min(max(count // _PART, 1), _MOST_PARTS)
     rows, back = _tell(about, layer), transposed(out)
-    rows_bars = np.empty((parts, rows.shape[0], WIDTH), np.float32)
+    rows_bars = aligned((parts, rows.shape[0], WIDTH))
     points_bars = np.empty((parts, points.shape[0], 3), np.float32)
-    out_bars = np.empty((parts, WIDTH, out.shape[1]), np.float32)
+    out_bars = aligned((parts, WIDTH, out.shape[1]))
     for part in prange(parts):
         last = (part + 1) * count // parts
         nodes = np.empty(width * _AT_ONCE, np.int32)
-        edges = np.empty((_NUMBERS, width * _AT_ONCE), np.float32)
-        hidden = np.empty((width * _AT_ONCE, WIDTH), np.float32)
-        slopes = np.empty((width * _AT_ONCE, WIDTH), np.float32)
-        summed_bar = np.empty((_AT_ONCE, WIDTH), np.float32)
+        edges = aligned((_NUMBERS, width * _AT_ONCE))
+        hidden = aligned((width * _AT_ONCE, WIDTH))
+        slopes = aligned((width * _AT_ONCE, WIDTH))
+        summed_bar = aligned((_AT_ONCE, WIDTH))
         clear(rows_bars[part])
         clear(points_bars[part])
         clear(out_bars[part])
@@ -165,13 +166,13 @@ def backward(
 def _tell(about, layer):
     """Return `rows`; see `_X`."""
     columns = about.shape[1]
-    rows = np.empty((_POINTS + about.shape[0], WIDTH), np.float32)
+    rows = aligned((_POINTS + about.shape[0], WIDTH))
     for row in range(_POINTS):
         store(_load(layer, columns + row, 0), rows, row, 0)
     for point in range(about.shape[0]):
         row = everywhere(_ZERO, WIDTH)
         for column in range(columns):
-            row = row + about[point, column] * _load(layer, column, 0)
+            row = plus_product(row, about[point, column], _load(layer, column, 0))
         store(row, rows, _POINTS + point, 0)
     return rows
 
@@ -185,7 +186,7 @@ def _undo_tell(about, layer, rows_bar, about_bar, layer_bar):
         row, row_bar = _load(layer, column, 0), everywhere(_ZERO, WIDTH)
         for point in range(about.shape[0]):
             bar = _load(rows_bar, _POINTS + point, 0)
-            row_bar = row_bar + about[point, column] * bar
+            row_bar = plus_product(row_bar, about[point, column], bar)
             about_bar[point, column] = sum_of_lanes(row * bar)
         store(row_bar, layer_bar, column, 0)
     for row in range(_POINTS):
@@ -227,11 +228,12 @@ def _hide(rows, nodes, edges, hidden):
     away = _load(rows, _AWAY, 0)
     bias, score = _load(rows, _BIAS, 0), _load(rows, _SCORE, 0)
     for edge in range(nodes.shape[0]):
-        inner = _load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
-        inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
-        row = edges[_SHARE, edge] * inner + bias
+        inner = plus_product(_load(rows, _POINTS + nodes[edge], 0), edges[_X, edge], x)
+        inner = plus_product(plus_product(inner, edges[_Y, edge], y), edges[_Z, edge], z)
+        inner = plus_product(inner, edges[_AWAY, edge], away)
+        row = plus_product(bias, edges[_SHARE, edge], inner)
         bounded = within(row, _LARGEST)
-        power = bounded * (_SLOPE + _CUBE * bounded * bounded)
+        power = bounded * plus_product(_SLOPE, _CUBE, bounded * bounded)
         row = row / (_ONE + power_of_two(power))
         store(row, hidden, edge, 0)
         edges[_WEIGHT, edge] = sum_of_lanes(row * score)
@@ -262,7 +264,7 @@ def _sum(edges, hidden, begin, end, weights, summed):
         row = everywhere(_ZERO, WIDTH)
         for edge in range(i, hidden.shape[0], _AT_ONCE):
             weight = edges[_WEIGHT, edge]
-            row = row + weight * _load(hidden, edge, 0)
+            row = plus_product(row, weight, _load(hidden, edge, 0))
             weights[edge // _AT_ONCE, begin + i] = weight
         store(row, summed, begin + i, 0)
 
@@ -275,14 +277,15 @@ def _hide_again(rows, nodes, edges, summed_bar, hidden, slopes):
     away = _load(rows, _AWAY, 0)
     bias = _load(rows, _BIAS, 0)
     for edge in range(nodes.shape[0]):
-        inner = _load(rows, _POINTS + nodes[edge], 0) + edges[_X, edge] * x + edges[_Y, edge] * y
-        inner = inner + edges[_Z, edge] * z + edges[_AWAY, edge] * away
-        row = edges[_SHARE, edge] * inner + bias
+        inner = plus_product(_load(rows, _POINTS + nodes[edge], 0), edges[_X, edge], x)
+        inner = plus_product(plus_product(inner, edges[_Y, edge], y), edges[_Z, edge], z)
+        inner = plus_product(inner, edges[_AWAY, edge], away)
+        row = plus_product(bias, edges[_SHARE, edge], inner)
         bounded = within(row, _LARGEST)
         square = bounded * bounded
-        part = _ONE / (_ONE + power_of_two(bounded * (_SLOPE + _CUBE * square)))
+        part = _ONE / (_ONE + power_of_two(bounded * plus_product(_SLOPE, _CUBE, square)))
         row = row * part
-        slope = part + row * (_ONE - part) * (_INNER + _INNER_CUBE * square)
+        slope = plus_product(part, row * (_ONE - part), plus_product(_INNER, _INNER_CUBE, square))
         store(slope, slopes, edge, 0)
         store(row, hidden, edge, 0)
         edges[_SCORE_BAR, edge] = sum_of_lanes(row * _load(summed_bar, edge % _AT_ONCE, 0))
@@ -314,22 +317,26 @@ def _undo_hide(rows, nodes, edges, summed_bar, hidden, slopes, rows_bar):
     x_bar, y_bar, z_bar = _load(rows_bar, _X, 0), _load(rows_bar, _Y, 0), _load(rows_bar, _Z, 0)
     away_bar, bias_bar = _load(rows_bar, _AWAY, 0), _load(rows_bar, _BIAS, 0)
     score_bar = _load(rows_bar, _SCORE, 0)
+    sums = np.empty((1, 4), np.float32)
     for edge in range(nodes.shape[0]):
         pull, node = edges[_SCORE_BAR, edge], _POINTS + nodes[edge]
-        score_bar = score_bar + pull * _load(hidden, edge, 0)
-        bar = edges[_WEIGHT, edge] * _load(summed_bar, edge % _AT_ONCE, 0) + pull * score
-        bar = bar * _load(slopes, edge, 0)
-        edges[_X_BAR, edge], edges[_Y_BAR, edge] = sum_of_lanes(bar * x), sum_of_lanes(bar * y)
-        edges[_Z_BAR, edge], edges[_AWAY_BAR, edge] = (
-            sum_of_lanes(bar * z),
-            sum_of_lanes(bar * away),
+        score_bar = plus_product(score_bar, pull, _load(hidden, edge, 0))
+        bar = plus_product(
+            pull * score, edges[_WEIGHT, edge], _load(summed_bar, edge % _AT_ONCE, 0)
         )
+        bar = bar * _load(slopes, edge, 0)
+        # Of one sum alone, most instructions would wait.
+        store(sums_of_runs((bar * x, bar * y, bar * z, bar * away), WIDTH), sums, 0, 0)
+        edges[_X_BAR, edge], edges[_Y_BAR, edge] = sums[0, 0], sums[0, 1]
+        edges[_Z_BAR, edge], edges[_AWAY_BAR, edge] = sums[0, 2], sums[0, 3]
         edges[_SHARE_BAR, edge] = sum_of_lanes(bar * _load(rows, node, 0))
         bias_bar = bias_bar + bar
         bar = edges[_SHARE, edge] * bar
         store(_load(rows_bar, node, 0) + bar, rows_bar, node, 0)
-        x_bar, y_bar = x_bar + edges[_X, edge] * bar, y_bar + edges[_Y, edge] * bar
-        z_bar, away_bar = z_bar + edges[_Z, edge] * bar, away_bar + edges[_AWAY, edge] * bar
+        x_bar = plus_product(x_bar, edges[_X, edge], bar)
+        y_bar = plus_product(y_bar, edges[_Y, edge], bar)
+        z_bar = plus_product(z_bar, edges[_Z, edge], bar)
+        away_bar = plus_product(away_bar, edges[_AWAY, edge], bar)
     store(x_bar, rows_bar, _X, 0)
     store(y_bar, rows_bar, _Y, 0)
     store(z_bar, rows_bar, _Z, 0)
