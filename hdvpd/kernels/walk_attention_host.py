@@ -42,7 +42,7 @@ from hdvpd.kernels.walk_entries_host import (
     multiply,
     room_for,
     take_changes,
-)  # fmt: skip
+)
 
 _F = np.float32
 _BLOCK = 64
