@@ -568,7 +568,9 @@ def find_programs(*, compiling: bool, preparing: bool) -> str:
         keep_programs()
     kept = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if kept and not preparing:
-        subprocess.run([sys.executable, *sys.argv, "--prepare"], check=True)
+        status = subprocess.run([sys.executable, *sys.argv, "--prepare"], check=False).returncode
+        if status:  # its message is above
+            raise SystemExit(status)
     return "loaded" if kept else "compiled"
 
 

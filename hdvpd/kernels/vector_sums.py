@@ -8,11 +8,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from hdvpd.kernels import lanes
-from hdvpd.kernels.vectors import Vector
+from hdvpd.kernels.vectors import Vector, constant
 
 _WORD = ir.IntType(32)
 
@@ -25,7 +24,7 @@ def sums_of_runs(typing: Any, vectors: Any, length: Any) -> Any:
     the number of vectors are powers of two.
     """
     del typing
-    run, width = _constant(length), vectors.dtype.width
+    run, width = constant(length), vectors.dtype.width
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context, signature
@@ -80,7 +79,7 @@ def plus_product(typing: Any, total: Any, factor: Any, other: Any) -> Any:
 def repeated(typing: Any, vector: Any, times: Any) -> Any:
     """Return a vector of another's numbers, each so many times in a row."""
     del typing
-    places = [place for place in range(vector.width) for _ in range(_constant(times))]
+    places = [place for place in range(vector.width) for _ in range(constant(times))]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         del context, signature
@@ -106,9 +105,3 @@ def interleaved(typing: Any, one: Any, other: Any) -> Any:
 def _picked(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
     numbers = ir.Constant(ir.VectorType(_WORD, len(places)), places)
     return builder.shuffle_vector(one, other, numbers)
-
-
-def _constant(number: Any) -> int:
-    if not isinstance(number, types.IntegerLiteral):
-        raise TypingError("the size of a vector is a constant.")
-    return number.literal_value

@@ -59,7 +59,7 @@ def everywhere(typing: Any, number: Any, width: Any) -> Any:
         del context
         return lanes.everywhere(builder, arguments[0], signature.return_type.width)
 
-    return Vector(_constant(width))(types.float32, width), generate
+    return Vector(constant(width))(types.float32, width), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -73,7 +73,7 @@ def load(typing: Any, rows: Any, row: Any, column: Any, width: Any) -> Any:
         return builder.load(_place(context, builder, kind, signature.args[0], *where), align=4)
 
     places = types.int64, types.int64
-    return Vector(_constant(width))(_of_float32(rows), *places, width), generate
+    return Vector(constant(width))(_of_float32(rows), *places, width), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -98,7 +98,7 @@ def load_before(typing: Any, end: Any, rows: Any, row: Any, column: Any, width: 
         return builder.load(found)
 
     arguments = types.int64, _of_float32(rows), types.int64, types.int64, width
-    return Vector(_constant(width))(*arguments), generate
+    return Vector(constant(width))(*arguments), generate
 
 
 @intrinsic
@@ -308,7 +308,8 @@ def power_of_two(typing: Any, vector: Any) -> Any:
     return vector(vector), generate
 
 
-def _constant(width: Any) -> int:
+def constant(width: Any) -> int:
+    """Return the number of a literal type."""
     if not isinstance(width, types.IntegerLiteral):
         raise TypingError("a vector's width is a constant.")
     return width.literal_value
